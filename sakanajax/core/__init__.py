@@ -1,0 +1,1 @@
+"""What every method shares and no paper owns: configs, training, checkpoints, results, assets, meshes."""
