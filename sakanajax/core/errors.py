@@ -1,4 +1,4 @@
-"""The one exception that speaks to the user."""
+"""The exceptions that speak to the user."""
 
 
 class UserError(Exception):
@@ -6,3 +6,7 @@ class UserError(Exception):
 
     Binaries print it and exit with code 2. Everything else that is raised is a defect of ours.
     """
+
+
+class Diverged(UserError):
+    """The numbers of a run are no longer finite. A learning-rate trial that raises it loses; a full run stops."""

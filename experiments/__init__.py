@@ -1,0 +1,1 @@
+"""The binaries: one absl program per paper, `reproduce` that runs them all, and the report."""

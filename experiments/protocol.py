@@ -1,0 +1,81 @@
+"""What an experiment is: the types that every `experiments/<paper>.py` fills in and the launcher runs."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+# Top-level config keys that do not change what a single unit computes: with another list of seeds, arms, learning rates
+# or bars, or on another mesh, finished units stay valid.
+NEUTRAL = ("arms", "seeds", "expect", "mesh", "tune")
+
+
+class Unit(NamedTuple):
+  """One model trained and evaluated once."""
+
+  arm: str
+  seed: int
+  lr: float | None  # None: the arm is not tuned, the config's own learning rate holds
+  fraction: float  # below 1: a learning-rate trial on this part of the steps
+
+  def __str__(self) -> str:
+    rate = "" if self.lr is None else f" lr {self.lr:g}"
+    return f"{self.arm}{rate}" + (" (trial)" if self.fraction < 1 else f" seed {self.seed}")
+
+
+class Context(NamedTuple):
+  """What a unit is told about its surroundings."""
+
+  workdir: pathlib.Path  # the unit's own folder, which exists
+  desc: str  # a few words for the progress bar
+  tensorboard: bool = False
+  fingerprint: str = ""  # of config and unit, for the checkpoints
+
+
+class Claim(NamedTuple):
+  """A sentence of the paper, and the key of result.json that speaks to it (see `experiments.report.verdict`)."""
+
+  task: str
+  statement: str
+  published: str  # the paper's number, in words
+  setting: str  # the paper's setting, in words
+  metric: str
+  bar: tuple[float | None, float | None] | None = None  # None: the bar in the result's `expect`
+  baseline_metric: str = ""  # the key that `metric` must beat for "direction only"
+  direction: Literal["higher", "lower"] = "higher"
+
+
+class ModeFlags(NamedTuple):
+  """The flags that a mode other than `train` may use; empty where not given."""
+
+  checkpoint: str = ""
+  input: str = ""
+  out: str = ""
+  workdir: str = ""
+
+
+class Experiment(NamedTuple):
+  """A paper's experiment. `config_cls` has at least the fields task, scale, seeds, arms and expect.
+
+  Fields:
+    run: (cfg, unit, ctx) -> scalars, among them `tune_score` (of the validation split, higher is better) when tuned.
+      It resumes by itself from what it left in ctx.workdir.
+    seeds: (cfg, arm) -> seeds of the arm. lrs: (cfg, arm) -> learning rates to try, () to leave the arm untuned.
+    summarize: (cfg, {arm: {seed: scalars}}, workdir) -> (metrics, baselines, plots); the scalars carry `_lr`,
+      `_wall_s` and `_peak_rss_mb` beside what `run` returned.
+    dry_run: (cfg) -> one row (a dict) per arm: parameters, FLOPs, memory, expected time.
+    modes: further values of --mode.
+  """
+
+  name: str
+  config_cls: type
+  run: Callable[[Any, Unit, Context], Mapping[str, float]]
+  seeds: Callable[[Any, str], Sequence[int]]
+  lrs: Callable[[Any, str], Sequence[float]]
+  summarize: Callable[[Any, dict, pathlib.Path], tuple[dict, dict, list]]
+  dry_run: Callable[[Any], list[dict]]
+  modes: Mapping[str, Callable[[Any, ModeFlags], None]] = {}
+  claims: tuple[Claim, ...] = ()
+  paper: str = ""  # title, venue and arXiv number, for the report
+  neutral: tuple[str, ...] = NEUTRAL
