@@ -29,6 +29,7 @@ from experiments import jobs as jobs_lib
 from experiments import units as units_lib
 from experiments.protocol import Claim, Context, Experiment, ModeFlags, Unit
 from sakanajax.core import config as config_lib
+from sakanajax.core import files
 from sakanajax.core import result as result_lib
 from sakanajax.core.errors import UserError
 
@@ -79,9 +80,12 @@ def _dispatch(experiment: Experiment, cfg: Any, options: command_line.Options) -
     print(table(experiment.dry_run(cfg)))
     return OK
   if options.coordinator_address:
+    import jax
+
     from sakanajax.core import mesh
 
     mesh.init_distributed(options.coordinator_address, options.num_processes, options.process_id)
+    jax.devices()  # all processes together: this waits for the others
   if options.mode != "train":
     experiment.modes[options.mode](cfg, options.mode_flags)
     return OK
@@ -97,7 +101,7 @@ def _dispatch(experiment: Experiment, cfg: Any, options: command_line.Options) -
 
 def _train(experiment: Experiment, cfg: Any, options: command_line.Options) -> int:
   """Runs what is missing in the workdir, writes result.json and tells the story; returns OK or MISSED."""
-  units_lib.claim_workdir(options.workdir, experiment, cfg)
+  files.write_json(options.workdir / "config.json", config_lib.to_dict(cfg))
   fresh: list[Unit] = []
   runner = _in_children if options.jobs > 1 else _in_process
   outcomes = units_lib.run_all(experiment, cfg, runner(experiment, cfg, options, fresh))
@@ -118,23 +122,35 @@ def _train(experiment: Experiment, cfg: Any, options: command_line.Options) -> i
   return MISSED if missed else OK
 
 
-def _in_process(experiment: Experiment, cfg: Any, options: command_line.Options, fresh: list[Unit] | None = None) -> units_lib.Runner:
+def _in_process(
+    experiment: Experiment, cfg: Any, options: command_line.Options, fresh: list[Unit] | None = None
+) -> units_lib.Runner:
   """Returns a runner that does the units one after the other here; units that were not there yet join `fresh`."""
 
   def runner(todo: list[Unit]) -> dict[Unit, units_lib.Outcome]:
-    outcomes = {}
-    for i, unit in enumerate(todo):
-      outcomes[unit] = units_lib.load(experiment, cfg, options.workdir, unit)
-      if outcomes[unit] is None:
-        print(f"[{i + 1}/{len(todo)}] {unit}", file=sys.stderr, flush=True)
-        outcomes[unit] = units_lib.run_one(
-            experiment, cfg, options.workdir, unit, tensorboard=options.tensorboard, write=options.writes
-        )
-        if fresh is not None:
-          fresh.append(unit)
+    outcomes = {unit: units_lib.load(experiment, cfg, options.workdir, unit) for unit in todo}
+    missing = _agreed([unit for unit in todo if outcomes[unit] is None], todo, options)
+    for i, unit in enumerate(missing):
+      print(f"[{i + 1}/{len(missing)}] {unit}", file=sys.stderr, flush=True)
+      outcomes[unit] = units_lib.run_one(
+          experiment, cfg, options.workdir, unit, tensorboard=options.tensorboard, write=options.writes
+      )
+    if fresh is not None:
+      fresh.extend(missing)
     return outcomes
 
   return runner
+
+
+def _agreed(missing: list[Unit], todo: list[Unit], options: command_line.Options) -> list[Unit]:
+  """Returns the units that process 0 misses: of many hosts, a late one must not skip what an early one has written."""
+  if not options.coordinator_address or not todo:
+    return missing
+  import numpy as np
+  from jax.experimental import multihost_utils
+
+  mask = multihost_utils.broadcast_one_to_all(np.array([unit in missing for unit in todo], np.int32))
+  return [unit for unit, is_missing in zip(todo, np.asarray(mask)) if is_missing]
 
 
 def _in_children(experiment: Experiment, cfg: Any, options: command_line.Options, fresh: list[Unit]) -> units_lib.Runner:

@@ -26,7 +26,7 @@ class Paper(NamedTuple):
 
 
 PAPERS: dict[str, Paper] = {
-    "sheaf_admm": Paper("experiments.sheaf_admm", "configs/sheaf_admm.py", ("maze", "mnist", "sudoku", "speed")),
+    "sheaf_admm": Paper("experiments.sheaf_admm", "configs/sheaf_admm.py", ("maze", "sudoku", "sudoku9", "mnist", "speed")),
 }
 
 

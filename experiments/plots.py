@@ -17,7 +17,7 @@ from sakanajax.core import files
 COLOURS = ("#c2410c", "#334155", "#0e7490", "#a16207", "#6d28d9", "#15803d", "#be185d", "#94a3b8")
 _STYLE = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.6,
-    "axes.titlesize": 11, "axes.titleweight": "semibold", "axes.titlelocation": "left", "axes.labelsize": 9.5,
+    "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.labelsize": 9.5,
     "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9, "legend.frameon": False, "font.size": 10,
     "figure.dpi": 130, "lines.linewidth": 1.8,
 }
@@ -73,7 +73,8 @@ def lines(
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axes.set_xscale("log" if logx else "linear")
     axes.set_yscale("log" if logy else "linear")
-    axes.legend()
+    if series:
+      axes.legend()
   return pathlib.Path(path)
 
 
@@ -104,7 +105,8 @@ def bars(
     axes.set_xticks(range(len(groups)), list(groups))
     axes.grid(axis="x", visible=False)
     axes.set(title=title, ylabel=ylabel)
-    axes.legend(ncols=min(4, max(1, len(labels))))
+    if labels:
+      axes.legend(ncols=min(4, len(labels)))
   return pathlib.Path(path)
 
 

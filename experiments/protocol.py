@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-# Top-level config keys that do not change what a single unit computes: with another list of seeds, arms, learning rates
-# or bars, or on another mesh, finished units stay valid.
-NEUTRAL = ("arms", "seeds", "expect", "mesh", "tune")
+# Config keys that do not change what a single unit computes: with another list of seeds, arms, learning rates or bars, on
+# another mesh, or logged more often, finished units stay valid.
+NEUTRAL = ("arms", "seeds", "expect", "mesh", "tune", "train.log_every", "train.checkpoint_every", "train.keep")
 
 
 class Unit(NamedTuple):
@@ -66,6 +66,9 @@ class Experiment(NamedTuple):
       `_wall_s` and `_peak_rss_mb` beside what `run` returned.
     dry_run: (cfg) -> one row (a dict) per arm: parameters, FLOPs, memory, expected time.
     modes: further values of --mode.
+    arm_config: (cfg, arm) -> whatever decides the numbers of that arm, so that a change to one arm leaves the finished
+      units of the others valid; the whole config when None.
+    neutral: dotted keys of it that do not count.
   """
 
   name: str
@@ -79,3 +82,4 @@ class Experiment(NamedTuple):
   claims: tuple[Claim, ...] = ()
   paper: str = ""  # title, venue and arXiv number, for the report
   neutral: tuple[str, ...] = NEUTRAL
+  arm_config: Callable[[Any, str], Any] | None = None

@@ -57,14 +57,22 @@ class Row(NamedTuple):
   bar: tuple[float | None, float | None] | None
 
   @property
-  def ours(self) -> str:
+  def number(self) -> str:
+    """Ours: '0.98 ± 0.01'."""
+    return "-" if self.entry is None else result_lib.show_mean(self.entry.result, self.claim.metric)
+
+  @property
+  def note(self) -> str:
+    """What the number rests on: '3 seeds, cpu, bar >= 0.97'."""
     if self.entry is None:
-      return "-"
-    result = self.entry.result
-    seeds = len(result_lib.values(result, self.claim.metric))
-    count = f"{seeds} seed" + ("s" if seeds != 1 else "")
+      return ""
+    seeds = len(result_lib.values(self.entry.result, self.claim.metric))
     bar = f", bar {result_lib.show_bar(self.bar)}" if self.bar else ""
-    return f"{result_lib.show_mean(result, self.claim.metric)} ({count}, {result['scale']}{bar})"
+    return f"{seeds} seed{'s' if seeds != 1 else ''}, {self.entry.result['scale']}{bar}"
+
+  @property
+  def ours(self) -> str:
+    return f"{self.number} ({self.note})" if self.note else self.number
 
   @property
   def baseline(self) -> str:

@@ -37,16 +37,18 @@ nav { margin: 1.2rem 0 0; display: flex; gap: .4rem 1.2rem; flex-wrap: wrap; } a
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: .78rem; white-space: nowrap; }
 th, td { padding: .6rem .9rem; vertical-align: top; border-bottom: 1px solid var(--line); }
-tr:last-child td { border-bottom: 0; } td.num { font-variant-numeric: tabular-nums; min-width: 11rem; }
+tr:last-child td { border-bottom: 0; }
+td.num { font-variant-numeric: tabular-nums; min-width: 11rem; } td.num small { white-space: nowrap; }
 code { font: .84em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .pill { display: inline-block; white-space: nowrap; border-radius: 99px; padding: .1rem .65rem; font-size: .82rem;
   font-weight: 600; border: 1px solid currentColor; }
 .yes { color: var(--yes); } .part { color: var(--part); } .no { color: var(--no); } .none { color: var(--none); }
-svg.bars { display: block; width: 150px; height: 22px; margin-top: .35rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 16px; margin: 1rem 0; }
+svg.bars { display: block; width: 150px; margin-top: .35rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); gap: 16px; margin: 1rem 0; }
 figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 12px; overflow: hidden; }
 figure img { display: block; width: 100%; height: auto; }
-figcaption { background: var(--card); color: var(--soft); font-size: .82rem; padding: .5rem .8rem; border-top: 1px solid var(--line); }
+figcaption { background: var(--card); color: var(--soft); font-size: .82rem; padding: .5rem .8rem;
+  border-top: 1px solid var(--line); }
 details { margin: .6rem 0; } summary { cursor: pointer; font-weight: 600; } summary span { font-weight: 400; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem; font-size: .9rem; } dd { margin: 0; }
 @media print { .wide, figure { break-inside: avoid; } body { background: #fff; } }
@@ -108,14 +110,16 @@ def _section(section: Section) -> str:
   shown = {id(row.entry) for row in section.rows}
   evidence = [entry for entry in section.entries if id(entry) in shown]
   others = [entry for entry in section.entries if id(entry) not in shown]
-  parts += [_plots(entry) for entry in evidence + others]
+  parts += [_plots(entry) for entry in evidence + others if entry.plots]
   parts += [_numbers(entry) for entry in evidence + others]
   return "".join(parts)
 
 
 def _claim(row: Row) -> tuple[str, ...]:
   claim = row.claim
-  ours = f"{html.escape(row.ours)}<br><code>{html.escape(claim.metric)}</code>" + _bars(row)
+  note = html.escape(row.note.replace(">=", "≥").replace("<=", "≤"))
+  ours = f"<b>{html.escape(row.number)}</b><br>" + (f'<small class="soft">{note}</small><br>' if note else "")
+  ours += f"<code>{html.escape(claim.metric)}</code>{_bars(row)}"
   texts = [html.escape(text) for text in (claim.statement, claim.published, claim.setting)]
   return (*texts, ours, html.escape(row.baseline), _pill(row.verdict))
 
@@ -131,16 +135,20 @@ def _bars(row: Row) -> str:
   if len(known) < 2 or min(known) < 0 or max(known) <= 0:
     return ""
   top = 1.0 if max(known) <= 1 else max(known) * 1.05
-  width = {name: 150 * value / top if math.isfinite(value) else 0 for name, value in (("a", ours), ("b", theirs))}
-  lines = "".join(
-      f'<line x1="{150 * end / top:.1f}" x2="{150 * end / top:.1f}" y1="0" y2="22" stroke="var(--ink)" stroke-width="1.5"/>'
-      for end in ends
+  rows = [(value, colour) for value, colour in ((ours, "var(--accent)"), (theirs, "var(--none)")) if math.isfinite(value)]
+  height = 11 * len(rows)
+  drawn = "".join(
+      f'<rect width="150" height="9" y="{11 * i + 1}" fill="var(--track)"/>'
+      f'<rect width="{150 * value / top:.1f}" height="9" y="{11 * i + 1}" fill="{colour}"/>'
+      for i, (value, colour) in enumerate(rows)
+  )
+  drawn += "".join(
+      f'<line x1="{150 * end / top:.1f}" x2="{150 * end / top:.1f}" y1="0" y2="{height}" stroke="var(--ink)" '
+      'stroke-width="1.5"/>' for end in ends
   )
   return (
-      '<svg class="bars" viewBox="0 0 150 22" role="img" aria-label="ours above, baseline below, bar as a line">'
-      f'<rect width="150" height="9" y="1" fill="var(--track)"/><rect width="150" height="9" y="12" fill="var(--track)"/>'
-      f'<rect width="{width["a"]:.1f}" height="9" y="1" fill="var(--accent)"/>'
-      f'<rect width="{width["b"]:.1f}" height="9" y="12" fill="var(--none)"/>{lines}</svg>'
+      f'<svg class="bars" viewBox="0 0 150 {height}" style="height:{height}px" role="img" '
+      f'aria-label="ours above, baseline below, bar as a line">{drawn}</svg>'
   )
 
 

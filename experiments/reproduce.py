@@ -141,8 +141,9 @@ def _run(options: Any, name: str, paper: Paper, task: str) -> Status:
     done = _finished(workdir, papers.config(paper, task, options.scale))
   except UserError as error:
     return Status(name, task, options.scale, launch.BAD_INPUT, 0.0, f"failed: {error}")
-  except ImportError as error:
-    return Status(name, task, options.scale, launch.DEFECT, 0.0, f"failed: cannot import {paper.module} ({error})")
+  except Exception as error:  # a paper that is broken must not stop the others
+    words = f"failed: {paper.module} or its config is broken ({type(error).__name__}: {error})"
+    return Status(name, task, options.scale, launch.DEFECT, 0.0, words)
   if done is not None:
     code = launch.MISSED if result_lib.missed(done) else launch.OK
     return Status(name, task, options.scale, code, 0.0, _words(code, done, "done before"))

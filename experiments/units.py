@@ -1,7 +1,8 @@
 """Units of work: which there are, what each left behind, and how the learning rate is picked.
 
-An outcome is one JSON file, WORKDIR/units/<arm>/{lr_<value>,seed_<k>}/outcome.json, written when the unit is finished:
-whatever is interrupted is found again, and a unit that is there with the same fingerprint does not run again.
+A unit lives in WORKDIR/units/<arm>/{lr_<value>,seed_<k>}/. `unit.json` is written at its start and says what decides its
+numbers, `outcome.json` at its end and says what they are. What was interrupted is found again, what is finished does not
+run again, and what belongs to another config is refused by the name of the key that differs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Outcome(NamedTuple):
   """What one unit measured and what it cost."""
 
   scalars: dict[str, float]
-  wall_s: float
+  wall_s: float  # of the stretch that finished it: what an interruption had cost before is not known
   peak_rss_mb: float
   note: str = ""  # why a trial has no scalars
 
@@ -36,25 +37,18 @@ def folder(workdir: pathlib.Path, unit: Unit) -> pathlib.Path:
   return workdir / "units" / unit.arm / leaf
 
 
-def fingerprint(experiment: Experiment, cfg: Any, unit: Unit | None = None) -> str:
-  """Returns the digest of what decides a unit's numbers: the config without its neutral keys, and the unit."""
-  return files.digest([experiment.name, _essence(experiment, config_lib.to_dict(cfg)), unit])
-
-
-def claim_workdir(workdir: pathlib.Path, experiment: Experiment, cfg: Any) -> None:
-  """Writes config.json into the workdir; raises UserError when a run of another config lives there."""
-  path = workdir / "config.json"
-  here = config_lib.to_dict(cfg)
-  if path.exists():
-    there = files.read_json(path)
-    if not isinstance(there, dict):
-      raise UserError(f"{path} holds no config; choose another --workdir or delete it")
-    difference = _first_difference(_essence(experiment, there), _essence(experiment, here))
-    if difference:
-      raise UserError(f"{workdir} holds a run of another config ({difference}); choose another --workdir or delete it")
-    if there == here:
-      return
-  files.write_json(path, here)
+def essence(experiment: Experiment, cfg: Any, unit: Unit) -> dict[str, Any]:
+  """Returns, as plain JSON, everything that decides a unit's numbers: itself and its arm's config without neutral keys."""
+  decisive = experiment.arm_config(cfg, unit.arm) if experiment.arm_config else cfg
+  plain = config_lib.to_dict(decisive)
+  for path in experiment.neutral:
+    *sections, key = path.split(".")
+    holder = plain
+    for section in sections:
+      holder = holder.get(section, {}) if isinstance(holder, dict) else {}
+    if isinstance(holder, dict):
+      holder.pop(key, None)
+  return {"experiment": experiment.name, "unit": unit._asdict(), "config": plain}
 
 
 def trials(experiment: Experiment, cfg: Any) -> list[Unit]:
@@ -102,38 +96,41 @@ def best_lr(outcomes: Mapping[float, Outcome], arm: str) -> float:
 
 def load(experiment: Experiment, cfg: Any, workdir: pathlib.Path, unit: Unit) -> Outcome | None:
   """Returns the unit's outcome when it is finished, None when it is not; raises UserError when it is another's."""
-  path = folder(workdir, unit) / "outcome.json"
+  place = folder(workdir, unit)
+  if not (place / "unit.json").exists():
+    return None
+  there = files.read_json(place / "unit.json")
+  if not isinstance(there, dict):
+    raise UserError(f"{place / 'unit.json'} does not describe a unit; delete {place} and run again")
+  difference = _first_difference(there, essence(experiment, cfg, unit))
+  if difference:
+    raise UserError(f"{place} holds another run ({difference.removeprefix('config.')}); "
+                    f"choose another --workdir or delete {place}")
+  path = place / "outcome.json"
   if not path.exists():
     return None
   stored = files.read_json(path)
   try:
-    same = stored["fingerprint"] == fingerprint(experiment, cfg, unit)
     scalars = {key: math.nan if value is None else float(value) for key, value in stored["scalars"].items()}
-    outcome = Outcome(scalars, float(stored["wall_s"]), float(stored["peak_rss_mb"]), str(stored["note"]))
+    return Outcome(scalars, float(stored["wall_s"]), float(stored["peak_rss_mb"]), str(stored["note"]))
   except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise UserError(f"{path} is not an outcome; delete it and run again") from error
-  if not same:
-    raise UserError(f"{path} is of another config or learning rate than '{unit}' now; "
-                    f"delete {path.parent} or choose another --workdir")
-  return outcome
+    raise UserError(f"{path} is not an outcome; delete {place} and run again") from error
 
 
 def run_one(
     experiment: Experiment, cfg: Any, workdir: pathlib.Path, unit: Unit, *, tensorboard: bool = False, write: bool = True
 ) -> Outcome:
-  """Runs one unit in this process and writes its outcome, unless the outcome is there already.
+  """Runs one unit in this process and writes its outcome.
 
   A trial that diverges is an outcome without scalars; a full unit that diverges raises.
   """
-  found = load(experiment, cfg, workdir, unit)
-  if found is not None:
-    return found
-  place = folder(workdir, unit)
+  place, what = folder(workdir, unit), essence(experiment, cfg, unit)
   _make_folder(place)
-  stamp = fingerprint(experiment, cfg, unit)
+  if write:
+    files.write_json(place / "unit.json", what)
   start, scalars, note = time.monotonic(), {}, ""
   try:
-    context = Context(place, f"{experiment.name} {cfg.task}: {unit}", tensorboard, stamp)
+    context = Context(place, f"{experiment.name} {cfg.task}: {unit}", tensorboard, files.digest(what))
     scalars = {key: float(value) for key, value in experiment.run(cfg, unit, context).items()}
   except Diverged as error:
     if unit.fraction >= 1:
@@ -142,8 +139,7 @@ def run_one(
   outcome = Outcome(scalars, round(time.monotonic() - start, 3), round(result.peak_rss(), 1), note)
   if write:
     plain = {key: value if math.isfinite(value) else None for key, value in scalars.items()}
-    stored = {"fingerprint": stamp, "unit": unit._asdict()} | outcome._asdict() | {"scalars": plain}
-    files.write_json(place / "outcome.json", stored)
+    files.write_json(place / "outcome.json", outcome._asdict() | {"scalars": plain})
   return outcome
 
 
@@ -162,10 +158,6 @@ def _make_folder(place: pathlib.Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise UserError(f"cannot make the folder {place}: {error.strerror}; choose another --workdir") from error
-
-
-def _essence(experiment: Experiment, plain: Mapping[str, Any]) -> dict[str, Any]:
-  return {key: value for key, value in plain.items() if key not in experiment.neutral}
 
 
 def _first_difference(there: Any, here: Any, path: str = "") -> str:

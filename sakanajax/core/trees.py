@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from optax import global_norm
+from optax.tree import norm as global_norm
 
 __all__ = ["cast", "count_params", "global_norm", "tree_bytes"]
 

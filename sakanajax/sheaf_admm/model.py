@@ -14,7 +14,7 @@ from typing import Any, Callable, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sakanajax.sheaf_admm import admm, loop, maps as maps_lib, mpnn, sheaf, x_update, z_update
+from sakanajax.sheaf_admm import admm, cnn, loop, maps as maps_lib, mpnn, sheaf, x_update, z_update
 from sakanajax.sheaf_admm.encoders import softplus_inverse
 from sakanajax.sheaf_admm.graph import Graph
 from sakanajax.sheaf_admm.maps import RestrictionMaps
@@ -92,7 +92,7 @@ def make_network(cfg: ModelConfig, task: Task) -> Network:
     ValueError: when the stalk does not fit the task (Sudoku needs d_v divisible by the board side).
   """
   if cfg.kind == "cnn":
-    raise ValueError("a cnn has no agents; use cnn.CNN")
+    return _convolutional(cfg, task)
   simple = cfg.kind == "mpnn"
   heads = dict(
       d_v=cfg.d_v, d_e=cfg.d_e, slots=task.slots, objective="simple" if simple else cfg.objective,
@@ -139,6 +139,17 @@ def make_network(cfg: ModelConfig, task: Task) -> Network:
         states.x, states.z, residuals.primal, residuals.dual, jax.lax.map(edges, states.z))
 
   return Network(init, apply, None if simple else trace)
+
+
+def _convolutional(cfg: ModelConfig, task: Task) -> Network:
+  """The image baseline in the same clothes: one agent that sees everything and does not iterate."""
+  net = cnn.CNN(cfg.d_v, cfg.pool)
+
+  def apply(params, boards, graph, iterations, capacity=0, grad_steps=None):
+    del graph, iterations, capacity, grad_steps
+    return net.apply({"params": params}, boards)[None, :, None]
+
+  return Network(lambda key: net.init(key, jnp.zeros((1, *task.board)))["params"], apply)
 
 
 class _Core(NamedTuple):

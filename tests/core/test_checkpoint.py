@@ -22,7 +22,7 @@ def make_tree(scale=1.0):
       "params": params,
       "opt": optax.adam(1e-3).init(params),
       "key": jax.random.key(3),
-      "host": np.arange(4),
+      "host": np.arange(4, dtype=np.int32),
       "count": jnp.int32(7),
       "empty": jnp.zeros((0, 2)),
   }
@@ -140,7 +140,7 @@ def test_another_configuration_is_refused(tmp_path):
         (lambda t: t | {"count": jnp.zeros(2, jnp.int32)}, r"count.*int32\[\].*int32\[2\]"),
         (lambda t: t | {"count": jnp.float32(0)}, r"count.*int32\[\].*float32\[\]"),
         (lambda t: t | {"extra": jnp.zeros(2)}, r"extra.*has nothing.*wants float32\[2\]"),
-        (lambda t: {k: v for k, v in t.items() if k != "host"}, r"host.*has int64\[4\].*nothing"),
+        (lambda t: {k: v for k, v in t.items() if k != "host"}, r"host.*has int32\[4\].*nothing"),
     ],
 )
 def test_another_model_is_refused(tmp_path, change, words):

@@ -90,7 +90,7 @@ def test_clip_zero_switches_clipping_off():
     assert jnp.isfinite(updates["w"]).all()
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.999])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.999, 0.99999])
 def test_the_average_is_debiased(decay):
   cfg = config(ema_decay=decay)
   tx = train.make_optimizer(cfg)
@@ -104,7 +104,7 @@ def test_the_average_is_debiased(decay):
     seen.append(np.array(state.params["w"], np.float64))
   weights = decay ** np.arange(6, -1, -1.0)
   expected = (weights[:, None] * np.array(seen)).sum(0) / weights.sum()
-  np.testing.assert_allclose(train.ema_params(state, decay)["w"], expected, rtol=2e-4)
+  np.testing.assert_allclose(train.ema_params(state, decay)["w"], expected, rtol=1e-5)
   assert_equal(train.ema_params(state._replace(step=state.step * 0), decay), state.params)
 
 
@@ -181,6 +181,15 @@ def test_fit_traces_once_syncs_once_an_interval_and_keeps_the_callers_arrays(tmp
   assert_equal(params, toy.init_params())  # not donated
 
 
+def test_the_state_is_donated(tmp_path):
+  lent = []
+  train.fit(toy.loss_fn, toy.init_params(), toy.batch_fn, toy.config(5), seed=0, workdir=tmp_path,
+            on_checkpoint=lambda step, state: lent.append(state))
+  at_4, at_5 = lent
+  assert all(leaf.is_deleted() for leaf in jax.tree.leaves((at_4.params, at_4.ema)))
+  assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(at_5))
+
+
 def test_the_seed_matters_and_is_all_that_is_random(tmp_path, whole):
   fit = lambda seed, name: train.fit(
       toy.loss_fn, toy.init_params(), toy.batch_fn, toy.config(10), seed=seed, workdir=tmp_path / name)
@@ -204,6 +213,12 @@ def test_a_finished_run_returns_at_once(tmp_path):
   assert_equal(again, first)
   assert (tmp_path / "metrics.jsonl").read_bytes() == before
   assert int(toy.run(tmp_path / "none", 0, batches=None).step) == 0
+
+
+def test_a_run_is_not_cut_short_after_the_fact(tmp_path):
+  toy.run(tmp_path, 4)
+  with pytest.raises(UserError, match="is at step 4 already, beyond the 2 asked"):
+    toy.run(tmp_path, 2)
 
 
 def worker(folder, *flags):

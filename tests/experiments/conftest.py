@@ -121,7 +121,10 @@ class Fake:
 
   def run(self, *flags: str, spec: str = "a,cpu") -> subprocess.CompletedProcess:
     with self.start(*flags, spec=spec) as process:
-      out, err = process.communicate(timeout=60)
+      try:
+        out, err = process.communicate(timeout=60)
+      finally:
+        process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

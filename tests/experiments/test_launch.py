@@ -4,14 +4,16 @@ import importlib
 import json
 import os
 import pathlib
+import shutil
 import signal
+import socket
+import sys
 import time
 
 import pytest
 from absl import flags as absl_flags
 
 from experiments import command_line, jobs, launch, units
-from sakanajax.core import files
 from sakanajax.core.errors import UserError
 
 
@@ -69,22 +71,50 @@ def test_another_config_in_the_same_workdir_is_refused_by_key(fake, capsys):
   before = _times(fake)
   assert _run(fake, "--config.train.steps=11") == launch.BAD_INPUT
   err = capsys.readouterr().err
-  assert "train.steps: 10 there, 11 here" in err and "choose another --workdir or delete it" in err
+  assert "train.steps: 10 there, 11 here" in err and "choose another --workdir or delete" in err
   assert _times(fake) == before
+
+
+def test_an_unfinished_unit_of_another_config_is_refused_too(fake, capsys):
+  _run(fake)
+  (fake.folder / "work/units/base/seed_0/outcome.json").unlink()
+  assert _run(fake, "--config.train.lr=0.5") == launch.BAD_INPUT
+  assert "train.lr: 0.001 there, 0.5 here" in capsys.readouterr().err
 
 
 def test_seed_trained_at_another_rate_is_refused(fake, capsys):
   _run(fake, "--config.tune.lrs.net=(0.1,)")
   assert _run(fake) == launch.BAD_INPUT
-  assert "seed_0/outcome.json is of another config or learning rate" in capsys.readouterr().err
+  assert "net/seed_0 holds another run (unit.lr: 0.1 there, 0.01 here)" in capsys.readouterr().err
+
+
+def test_a_change_to_one_arm_leaves_the_others_valid(fake):
+  experiment, cfg, options = _parse(fake)
+  experiment = experiment._replace(arm_config=lambda cfg, arm: {"steps": cfg.train.steps if arm == "net" else 0})
+  assert launch.main(experiment, cfg, options) == launch.OK
+  _, other, _ = _parse(fake, "--config.train.steps=11", "--arms=net")
+  assert launch.main(experiment, other, options) == launch.BAD_INPUT
+  shutil.rmtree(fake.folder / "work/units/net")
+  _, other, _ = _parse(fake, "--config.train.steps=11")
+  assert launch.main(experiment, other, options) == launch.OK
+  assert set(_times(fake).values()) == {1}
+
+
+def test_neutral_keys_may_be_nested(fake):
+  experiment, cfg, _ = _parse(fake)
+  experiment = experiment._replace(neutral=("train.lr", "train.nothing", "task.nothing", "no.such.key"))
+  unit = units.Unit("net", 0, None, 1.0)
+  plain = units.essence(experiment, cfg, unit)["config"]
+  assert plain["train"] == {"steps": 10} and plain["seeds"] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"fingerprint": 1, "scalars": 3}'])
-def test_damaged_outcome_is_named(fake, content, capsys):
+@pytest.mark.parametrize("name", ["outcome.json", "unit.json"])
+def test_damaged_outcome_is_named(fake, content, name, capsys):
   _run(fake)
-  (fake.folder / "work/units/base/seed_0/outcome.json").write_text(content)
+  (fake.folder / "work/units/base/seed_0" / name).write_text(content)
   assert _run(fake) == launch.BAD_INPUT
-  assert "base/seed_0/outcome.json" in capsys.readouterr().err
+  assert "base/seed_0" in capsys.readouterr().err
 
 
 def test_missed_and_unmeasured_bars_are_listed(fake, capsys):
@@ -189,10 +219,12 @@ def test_bad_config_string(fake, spec, parts):
 
 @pytest.mark.parametrize("source, part", [
     ("def get_config(x)\n", "SyntaxError"), ("1/0", "ZeroDivisionError"), ("x = 1", "get_config"),
-    ("def get_config(x): return {'task': 'a'}", "config.scale: missing"), ("def get_config(x): return 3", "expected a section"),
+    ("def get_config(x): return {'task': 'a'}", "config.scale: missing"),
+    ("def get_config(x): return 3", "expected a section"),
 ])
 def test_broken_config_file(fake, source, part):
   fake.config.write_text(source)
+  sys.modules.pop("config_config", None)  # ml_collections loads every config under this name
   with pytest.raises(UserError, match=part):
     _parse(fake)
 
@@ -236,14 +268,10 @@ def test_failing_child_is_told_by_its_last_words(fake):
   assert done.returncode == 2
   last = done.stderr.strip().splitlines()[-1]
   assert last.startswith("error: 'base seed 1': the data file is empty; give another (log: ") and "log.txt" in last
-  done = fake.run("--jobs=2", "--config.trouble=user", "--arms=base", "--config.train.steps=3")
-  assert "holds a run of another config" in done.stderr
-  work = fake.folder / "work"
-  files.write_json(work / "config.json", json.loads((work / "config.json").read_text()) | {"trouble": "defect"})
-  for outcome in work.rglob("outcome.json"):
-    outcome.unlink()
+  shutil.rmtree(fake.folder / "work")
   done = fake.run("--jobs=2", "--config.trouble=defect", "--arms=base")
-  assert done.returncode == launch.DEFECT and "failed: 'base seed 1' ended with code 70: RuntimeError: a defect" in done.stderr
+  assert done.returncode == launch.DEFECT
+  assert "failed: 'base seed 1' ended with code 70: RuntimeError: a defect" in done.stderr
 
 
 def _alive(pid):
@@ -275,9 +303,8 @@ def test_stopped_parent_takes_its_children_along_and_resumes(fake, sign, code):
   assert process.returncode == code
   assert ("the same command resumes" in err) == (sign == signal.SIGINT)
   _wait(lambda: not any(map(_alive, children)))
-  work = fake.folder / "work"
-  config = json.loads((work / "config.json").read_text())
-  files.write_json(work / "config.json", config | {"sleep": 0.0})  # so that the rest of the test is quick
+  for path in (fake.folder / "work").rglob("unit.json"):  # so that the rest of the test is quick
+    path.write_text(path.read_text().replace('"sleep": 30.0', '"sleep": 0.0'))
   assert _run(fake, "--seeds=0") == launch.OK
   assert _result(fake)["metrics"]["acc"] == [0.9]
 
@@ -312,9 +339,18 @@ def test_table():
 
 @pytest.mark.slow
 def test_two_processes_share_the_work(fake):
-  many = ["--coordinator_address=localhost:29417", "--num_processes=2", "--arms=base", "--seeds=0"]
-  with fake.start(*many, "--process_id=1") as other:
-    done = fake.run(*many, "--process_id=0")
-    _, err = other.communicate(timeout=60)
-  assert done.returncode == 1, done.stderr  # `acc` is of the other arm
-  assert other.returncode == 0, err
+  with socket.socket() as probe:
+    probe.bind(("localhost", 0))
+    port = probe.getsockname()[1]
+  many = [f"--coordinator_address=localhost:{port}", "--num_processes=2", "--arms=net", "--config.tune.lrs.net=(0.1,)"]
+  for times, words in ((2, "result.json"), (2, "finished already")):  # both work on every unit; again, and nobody does
+    with fake.start(*many, "--process_id=1") as other:
+      try:
+        done = fake.run(*many, "--process_id=0")
+        out, err = other.communicate(timeout=60)
+      finally:
+        other.kill()
+    assert done.returncode == 0, done.stderr
+    assert other.returncode == 0, err
+    assert words in done.stdout and "result.json" not in out
+    assert set(_times(fake).values()) == {times}

@@ -1,12 +1,14 @@
-"""Data of the three tasks: mazes, Sudokus, digits. Described by a frozen config, kept as array_record files, used as numpy arrays.
+"""Data of the three tasks: a frozen config describes it, array_record files keep it, numpy arrays are what is used.
 
-`load(config)` prepares what is missing on disk and returns {split: {"inputs": ..., "labels": ...}}. Only numpy is imported here.
+`load(config)` prepares what is missing on disk and returns {split: {"inputs": ..., "labels": ...}}. Importing this
+package imports numpy only.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from sakanajax.sheaf_admm.data import digits, maze, sudoku
 
 @dataclasses.dataclass(frozen=True)
 class MazeData:
-  """Mazes: one entry per split; splits of one size never share a maze up to symmetry (earlier entries choose first)."""
+  """Mazes: one entry per split. Splits of one size never share a maze up to symmetry (lower seeds choose first)."""
 
   splits: dict[str, maze.Split] = dataclasses.field(default_factory=lambda: dict(maze.SPLITS["cpu"]))
 
@@ -26,7 +28,7 @@ class MazeData:
 
 @dataclasses.dataclass(frozen=True)
 class SudokuData:
-  """Sudokus with boxes of `box` = (rows, columns): one entry per split; splits of different `part` never share a class."""
+  """Sudokus with boxes of `box` = (rows, columns). Splits of different `part` never share a class of grids."""
 
   box: tuple[int, int] = (2, 3)
   splits: dict[str, sudoku.Split] = dataclasses.field(default_factory=lambda: dict(sudoku.SPLITS["6x6"]))
@@ -39,8 +41,8 @@ class SudokuData:
 class DigitsData:
   """Digit images from `source` ('mnist', 'fashion_mnist', 'synthetic' or a path).
 
-  Training takes the first `train` images of the training set, validation the last `val` of it, the test the first `test` of the test
-  set; 0 means all (for training: all that validation leaves).
+  Training takes the first `train` images of the training set, validation the last `val` of it, the test the first
+  `test` of the test set. 0 means all for `train` (that validation leaves) and `test`, no validation for `val`.
   """
 
   source: str = "mnist"
@@ -52,19 +54,22 @@ class DigitsData:
   def __post_init__(self):
     for name in ("train", "val", "test"):
       if getattr(self, name) < 0:
-        raise ValueError(f"{name} {getattr(self, name)} must not be negative (0 = all)")
+        raise ValueError(f"{name} {getattr(self, name)} must not be negative")
 
 
 def _check_names(splits) -> None:
   for name in splits:
-    if not name.isidentifier() and not name.replace("_", "").isalnum():
+    if not re.fullmatch(r"\w+", name, re.ASCII):
       raise ValueError(f"split name {name!r} may hold letters, digits and '_' only")
 
 
-def load(config: MazeData | SudokuData | DigitsData, data_dir: str | os.PathLike | None = None) -> dict[str, dict[str, np.ndarray]]:
-  """All splits of a data set in memory: {split: {"inputs": uint8 `[n, h, w]`, "labels": uint8 `[n, h, w]` or int32 `[n]` (digits)}}.
+def load(
+    config: MazeData | SudokuData | DigitsData, data_dir: str | os.PathLike | None = None
+) -> dict[str, dict[str, np.ndarray]]:
+  """All splits in memory: {split: {"inputs": uint8 `[n, h, w]`, "labels": uint8 `[n, h, w]`, of digits int32 `[n]`}}.
 
-  Prepares the files under `data_dir` (default: the user's cache) when they are missing. Raises UserError for impossible requests.
+  Prepares the files under `data_dir` (default: the user's cache) when they are missing. Raises UserError for impossible
+  requests, missing assets and a full disk.
   """
   from sakanajax.sheaf_admm.data import builders
 

@@ -1,7 +1,9 @@
 """Digit images: where they come from, and the corruptions under which coordination is measured.
 
-Sources: 'mnist' and 'fashion_mnist' (real, fetched as assets on request), 'synthetic' (drawn here, offline: the tests' twin), or a path to
-the user's own IDX, npz or csv files. Legend: n images of H rows and W columns; N agents, one per patch.
+Sources: 'mnist' and 'fashion_mnist' (real, fetched as assets on request), 'synthetic' (drawn here, offline: the tests'
+twin), or a path to the user's own IDX, npz or csv files.
+
+Legend: n images of H rows and W columns; N agents, one per patch.
 """
 
 import numpy as np
@@ -21,10 +23,10 @@ _FONT = (  # 5 x 7 dot matrix, one string of 7 rows per digit
 
 
 def load(source: str, train: int = 0, test: int = 0, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
-  """Whole training and test set of a source -> {"train" | "test": {"inputs": `[n, H, W]` uint8, "labels": `[n]` uint8}}.
+  """All of a source -> {"train" | "test": {"inputs": `[n, H, W]` uint8, "labels": `[n]` uint8}}.
 
-  train, test: how many images of 'synthetic' to draw (2000 and 500 when 0). A file with one set only is cut 5 : 1 in a random order given
-  by `seed`. Nothing else depends on these arguments; UserError when a file is missing or unusable.
+  train, test: how many images of 'synthetic' to draw (2000 and 500 when 0). A file with one set only is cut 5 : 1 in a
+  random order given by `seed`. Real sets depend on neither. Raises UserError when a file is missing or unusable.
   """
   if source == "synthetic":
     pairs = synthetic(train or 2000, seed), synthetic(test or 500, seed + 1)
@@ -34,10 +36,13 @@ def load(source: str, train: int = 0, test: int = 0, seed: int = 0) -> dict[str,
       order = np.random.default_rng(seed).permutation(len(first[0]))
       cut = len(order) - max(len(order) // 6, 1)
       if cut < 1:
-        raise UserError(f"digits: {source} holds {len(order)} images; at least 2 are needed for a training and a test set")
+        raise UserError(f"digits: {source} holds {len(order)} image; give at least 2, for training and for the test")
       first, second = (tuple(part[rows] for part in first) for rows in (order[:cut], order[cut:]))
     if first[0].shape[1:] != second[0].shape[1:]:
-      raise UserError(f"digits: {source}: training images are {first[0].shape[1:]}, test images {second[0].shape[1:]}; they must be alike")
+      raise UserError(
+          f"digits: {source}: training images are {first[0].shape[1:]}, test images {second[0].shape[1:]}; make them "
+          "alike"
+      )
     pairs = first, second
   return {name: {"inputs": images, "labels": labels} for name, (images, labels) in zip(("train", "test"), pairs)}
 
@@ -51,14 +56,14 @@ def _locate(source):
 
 
 def synthetic(n: int, seed: int, size: int = 28) -> tuple[np.ndarray, np.ndarray]:
-  """n drawn digits: a dot-matrix font, turned, slanted, stretched, moved and blurred -> (`[n, size, size]` uint8, `[n]` uint8)."""
+  """n dot-matrix digits, turned, slanted, stretched and moved -> (`[n, size, size]` uint8, labels `[n]` uint8)."""
   rng = np.random.default_rng(seed)
   labels = rng.integers(10, size=n).astype(np.uint8)
   font = np.array([[[float(c) for c in row] for row in digit.split()] for digit in _FONT])
   font = np.pad(font, ((0, 0), (2, 2), (2, 2)))  # ground around the digit, so that sampling may run over its edge
   angle, slant = rng.uniform(-0.25, 0.25, (2, n))
-  scale = size / 28 * rng.uniform(2.0, 2.9, (n, 2))  # pixels per dot
-  shift = size / 28 * rng.uniform(-2.5, 2.5, (n, 2))
+  scale = size / 28 * rng.uniform(1.9, 2.6, (n, 2))  # pixels per dot
+  shift = size / 28 * rng.uniform(-1.5, 1.5, (n, 2))
   y, x = (np.indices((size, size)) - (size - 1) / 2)[:, None]
   y, x = y - shift[:, 0, None, None], x - shift[:, 1, None, None]
   cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
@@ -94,11 +99,12 @@ def noise(rng: np.random.Generator, images: np.ndarray, sigma: float) -> np.ndar
   """Adds normal noise of standard deviation `sigma` to floats in [0, 1] and clips to [0, 1]."""
   if images.dtype.kind != "f":
     raise ValueError(f"noise wants floats in [0, 1], got {images.dtype}; use to_float first")
-  return np.clip(images + np.float32(sigma) * rng.standard_normal(images.shape, np.float32), 0, 1).astype(images.dtype)
+  normal = rng.standard_normal(images.shape, np.float32)
+  return np.clip(images + np.float32(sigma) * normal, 0, 1).astype(images.dtype)
 
 
 def drop_mask(rng: np.random.Generator, n: int, agents: int, fraction: float) -> np.ndarray:
-  """Patch drop: `[n, agents]` bool, True where the agent stays; in each image exactly round(fraction * agents) are removed."""
+  """Patch drop: `[n, agents]` bool, True where the agent stays; round(fraction * agents) go in each image."""
   if not 0 <= fraction <= 1:
     raise ValueError(f"fraction {fraction} outside [0, 1]")
   return rng.random((n, agents)).argsort(axis=1) >= round(fraction * agents)
@@ -107,13 +113,19 @@ def drop_mask(rng: np.random.Generator, n: int, agents: int, fraction: float) ->
 def drop_pixels(images: np.ndarray, stays: np.ndarray, patch: int, stride: int) -> np.ndarray:
   """The same patch drop for a model that sees whole images: blackens the pixels that only removed agents see.
 
-  images `[n, H, W]`, stays `[n, N]` bool over agents at centres range(patch // 2, size, stride), row-major. Pixels that no agent
-  ever sees are left as they are.
+  images `[n, H, W]`, stays `[n, N]` bool over agents at centres range(patch // 2, size, stride), row-major. Pixels that
+  no agent ever sees are left as they are.
   """
   centres = [np.arange(patch // 2, size, stride) for size in images.shape[1:]]
-  seen = [(np.abs(np.arange(size)[:, None] - c) <= patch // 2) for size, c in zip(images.shape[1:], centres)]  # [size, centres]
-  if stays.shape != (len(images), len(centres[0]) * len(centres[1])):
-    raise ValueError(f"stays has shape {stays.shape}, expected {(len(images), len(centres[0]) * len(centres[1]))}")
-  grid = stays.reshape(-1, len(centres[0]), len(centres[1]))
-  cover = lambda agents: np.einsum("ya,nab,xb->nyx", seen[0].astype(np.int32), agents.astype(np.int32), seen[1].astype(np.int32), optimize=True)
-  return np.where((cover(grid) == 0) & (cover(~grid) > 0), 0, images).astype(images.dtype)
+  shape = tuple(map(len, centres))
+  if stays.shape != (len(images), shape[0] * shape[1]):
+    raise ValueError(f"stays has shape {stays.shape}, expected {(len(images), shape[0] * shape[1])}")
+  rows, cols = (  # [pixels, centres]: 1 where the patch covers the pixel
+      (np.abs(np.arange(size)[:, None] - c) <= patch // 2).astype(np.float32)
+      for size, c in zip(images.shape[1:], centres)
+  )
+
+  def covered(agents):
+    return rows @ agents.reshape(-1, *shape).astype(np.float32) @ cols.T > 0
+
+  return np.where(covered(~stays) & ~covered(stays), 0, images).astype(images.dtype)

@@ -1,11 +1,12 @@
 """Reads digit images from files: IDX (plain or gzip), npz, csv, folders of these, and single pictures.
 
-Everything ends as images `[n, H, W]` uint8 and labels `[n]` uint8, or as one UserError line that names the file and the remedy.
-Nothing is unpickled. Legend: n images of H rows and W columns.
+Everything ends as images `[n, H, W]` uint8 and labels `[n]` uint8, or as one UserError line that names the file and the
+remedy. Nothing is unpickled. Legend: n images of H rows and W columns.
 """
 
 import gzip
 import pathlib
+import warnings
 import zipfile
 import zlib
 
@@ -19,10 +20,12 @@ _NPZ_KEYS = (("x_train", "y_train", "x_test", "y_test"), ("train_images", "train
 
 
 def read(path) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-  """A file or a folder -> ((images, labels) of the training set, the same of the test set or None when there is only one set)."""
+  """A file or a folder -> ((images, labels) for training, the same for the test or None when there is one set only)."""
   path = pathlib.Path(path).expanduser()
   if not path.exists():
-    raise UserError(f"digits: {path} does not exist; give 'mnist', 'fashion_mnist', 'synthetic' or a path to {_FORMATS}")
+    raise UserError(
+        f"digits: {path} does not exist; give 'mnist', 'fashion_mnist', 'synthetic' or a path to {_FORMATS}"
+    )
   if path.is_dir():
     return _read_folder(path)
   if path.suffix == ".npz":
@@ -31,11 +34,13 @@ def read(path) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndar
     return read_csv(path), None
   if "images" in path.name:
     return _read_idx_pair(path), None
-  raise UserError(f"digits: {path.name} is of no known kind; give {_FORMATS}, or a folder that holds train and test files")
+  raise UserError(
+      f"digits: {path.name} is of no known kind; give {_FORMATS}, or a folder that holds train and test files"
+  )
 
 
 def _read_folder(folder):
-  """Training and test files found by name: IDX images with 'train' and 't10k' or 'test', or csv with 'train' and 'test'."""
+  """Finds files by name: IDX images (or else csv) with 'train', and with 't10k' or 'test'."""
   names = sorted(p for p in folder.iterdir() if p.is_file())
   for reader, kind in ((_read_idx_pair, "images"), (read_csv, ".csv")):
     files = [p for p in names if kind in p.name]
@@ -43,7 +48,7 @@ def _read_folder(folder):
     test = [p for p in files if "t10k" in p.name or "test" in p.name]
     if train:
       return reader(train[0]), reader(test[0]) if test else None
-  raise UserError(f"digits: folder {folder} has no file with 'train' in its name that is IDX images or .csv; put {_FORMATS} there")
+  raise UserError(f"digits: folder {folder} has no IDX images or .csv with 'train' in the name; put {_FORMATS} there")
 
 
 def _read_idx_pair(path):
@@ -62,11 +67,16 @@ def read_idx(path) -> np.ndarray:
   except (OSError, EOFError, zlib.error) as error:
     raise UserError(f"digits: cannot read {path} ({error}); fetch or copy it again") from error
   if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
-    raise UserError(f"digits: {path.name} is not an IDX file of unsigned bytes (it begins with {content[:4].hex() or 'nothing'}, not 000008..)")
+    raise UserError(
+        f"digits: {path.name} is not an IDX file of unsigned bytes (it begins with {content[:4].hex() or 'nothing'}, "
+        f"not 000008..); give {_FORMATS}"
+    )
   shape = tuple(int(v) for v in np.frombuffer(content, ">u4", content[3], 4))
   body = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
   if body.size != int(np.prod(shape, dtype=object)):
-    raise UserError(f"digits: {path.name} promises {shape} bytes but holds {body.size}; it is cut short, fetch or copy it again")
+    raise UserError(
+        f"digits: {path.name} promises {shape} bytes but holds {body.size}; it is damaged, fetch or copy it again"
+    )
   return body.reshape(shape)
 
 
@@ -81,8 +91,12 @@ def _read_npz(path):
       if held.issuperset(("images", "labels")):
         return validate(file["images"], file["labels"], path.name), None
   except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-    raise UserError(f"digits: cannot read {path} as npz ({str(error).splitlines()[0]}); save plain arrays with numpy.savez") from error
-  raise UserError(f"digits: {path.name} holds {sorted(held)}; name the arrays images and labels, or x_train, y_train, x_test, y_test")
+    raise UserError(
+        f"digits: cannot read {path} as npz ({_first_line(error)}); save plain arrays with numpy.savez"
+    ) from error
+  raise UserError(
+      f"digits: {path.name} holds {sorted(held)}; name the arrays images and labels, or {', '.join(_NPZ_KEYS[0])}"
+  )
 
 
 def read_csv(path) -> tuple[np.ndarray, np.ndarray]:
@@ -91,34 +105,50 @@ def read_csv(path) -> tuple[np.ndarray, np.ndarray]:
   try:
     with open(path, encoding="ascii") as file:
       header = int(not file.readline().split(",")[0].strip().isdigit())
-    rows = np.loadtxt(path, np.int16, delimiter=",", skiprows=header, ndmin=2)
+    with warnings.catch_warnings(action="ignore"):  # an empty file is answered below
+      rows = np.loadtxt(path, np.int16, delimiter=",", skiprows=header, ndmin=2)
   except (OSError, ValueError) as error:
-    raise UserError(f"digits: cannot read {path} as csv ({str(error).splitlines()[0]}); write label,pixel,...,pixel in each line") from error
+    raise UserError(
+        f"digits: cannot read {path} as csv ({_first_line(error)}); write label,pixel,...,pixel in each line"
+    ) from error
   side = int(round(max(rows.shape[1] - 1, 0) ** 0.5))
   if rows.shape[1] < 2 or side * side != rows.shape[1] - 1:
-    raise UserError(f"digits: {path.name} has {rows.shape[1]} columns; expected a label and the pixels of a square image (785 for 28x28)")
+    raise UserError(
+        f"digits: {path.name} has {rows.shape[1]} columns; give a label and a square image's pixels (785 for 28x28)"
+    )
   return validate(rows[:, 1:].reshape(-1, side, side), rows[:, 0], path.name)
 
 
 def validate(images: np.ndarray, labels: np.ndarray, name: str, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
-  """Checks shapes, ranges and counts; integers 0..255 and floats in [0, 1] become uint8 (a last channel axis of 1 is dropped)."""
+  """Checks shapes, ranges and counts -> (images `[n, H, W]` uint8, labels `[n]` uint8).
+
+  Takes integers 0..255 or floats in [0, 1], with or without a last axis of size 1. Raises UserError naming `name`.
+  """
   images, labels = np.asarray(images), np.asarray(labels)
   images = images[..., 0] if images.ndim == 4 and images.shape[-1] == 1 else images
   labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
   if images.ndim != 3 or 0 in images.shape:
-    raise UserError(f"digits: {name}: images have shape {images.shape}; expected [n, height, width] grey values, none of them 0")
+    raise UserError(f"digits: {name}: images have shape {images.shape}; give [n, height, width] grey values, none 0")
   if labels.shape != images.shape[:1]:
-    raise UserError(f"digits: {name}: {len(images)} images but labels of shape {labels.shape}; give one label per image")
+    raise UserError(
+        f"digits: {name}: {len(images)} images but labels of shape {labels.shape}; give one label per image"
+    )
   if labels.dtype.kind not in "iu":
     raise UserError(f"digits: {name}: labels have dtype {labels.dtype}; give integers 0..{classes - 1}")
   bad = np.flatnonzero((labels < 0) | (labels >= classes))
   if len(bad):
-    raise UserError(f"digits: {name}: label {labels[bad[0]]} of image {bad[0]} is outside 0..{classes - 1}")
+    raise UserError(
+        f"digits: {name}: label {labels[bad[0]]} of image {bad[0]} is outside 0..{classes - 1}; correct or drop it"
+    )
   if images.dtype.kind not in "iuf":
-    raise UserError(f"digits: {name}: images have dtype {images.dtype}; give integers 0..255 or floats in [0, 1]")
+    raise UserError(
+        f"digits: {name}: images have dtype {images.dtype}; give integers 0..255 or floats in [0, 1]"
+    )
   top = 1.0 if images.dtype.kind == "f" else 255
   if not (np.isfinite(images).all() and images.min() >= 0 and images.max() <= top):
-    raise UserError(f"digits: {name}: pixel values reach {images.min()}..{images.max()}; {images.dtype} images must lie in 0..{top:g}")
+    raise UserError(
+        f"digits: {name}: pixels lie in {images.min()}..{images.max()}; {images.dtype} images must lie in 0..{top:g}"
+    )
   images = np.round(images * 255.0) if images.dtype.kind == "f" else images
   return images.astype(np.uint8), labels.astype(np.uint8)
 
@@ -126,7 +156,8 @@ def validate(images: np.ndarray, labels: np.ndarray, name: str, classes: int = 1
 def read_image(path, patch: int = 3, invert: bool | None = None) -> np.ndarray:
   """One picture (PNG or whatever PIL reads) -> grey image `[H, W]` uint8, light digit on dark ground.
 
-  invert: None turns the picture over when its border is lighter than its middle grey (ink on paper). Transparency counts as ground.
+  invert: None turns light and dark around when the border is lighter than middle grey (ink on paper). Transparent
+    pixels count as ground.
   Raises UserError when the file is missing or no picture, smaller than `patch` or larger than MAX_SIDE on a side.
   """
   from PIL import Image, UnidentifiedImageError
@@ -136,9 +167,13 @@ def read_image(path, patch: int = 3, invert: bool | None = None) -> np.ndarray:
     with Image.open(path) as picture:
       width, height = picture.size
       if min(width, height) < patch:
-        raise UserError(f"digits: {path.name} is {height}x{width} pixels, smaller than one patch of {patch}x{patch}; give a larger picture")
+        raise UserError(
+            f"digits: {path.name} is {height}x{width} pixels, smaller than one patch of {patch}x{patch}; enlarge it"
+        )
       if max(width, height) > MAX_SIDE:
-        raise UserError(f"digits: {path.name} is {height}x{width} pixels; resize it to at most {MAX_SIDE} a side (digits are 28x28)")
+        raise UserError(
+            f"digits: {path.name} is {height}x{width} pixels; resize it to at most {MAX_SIDE} a side (digits are 28x28)"
+        )
       if picture.mode in ("RGBA", "LA", "P"):
         picture = picture.convert("RGBA")
         ground = Image.new("RGBA", picture.size, (0, 0, 0, 255) if not invert else (255, 255, 255, 255))
@@ -147,6 +182,12 @@ def read_image(path, patch: int = 3, invert: bool | None = None) -> np.ndarray:
   except FileNotFoundError as error:
     raise UserError(f"digits: picture {path} does not exist") from error
   except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-    raise UserError(f"digits: {path.name} is not a picture that can be read ({str(error).splitlines()[0]}); save it as a grey PNG") from error
+    raise UserError(
+        f"digits: {path.name} is not a picture that can be read ({_first_line(error)}); save it as a grey PNG"
+    ) from error
   border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
   return 255 - grey if (border.mean() > 127 if invert is None else invert) else grey.copy()
+
+
+def _first_line(error: BaseException) -> str:
+  return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,6 +1,7 @@
 """Mazes as text: parse, validate, solve, render. The vocabulary of every maze array lives here.
 
-Symbols: `#` wall, space or `.` empty, `S` start, `G` goal, `*` path; digits 0..5 are read as the vocabulary itself.
+Symbols: `#` wall, space or `.` empty, `S` start, `G` goal, `*` path (read as empty); the digits 1..5 stand for the
+vocabulary itself. Legend: h rows, w columns.
 """
 
 from collections import deque
@@ -11,12 +12,12 @@ from sakanajax.core.errors import UserError
 
 PAD, WALL, EMPTY, START, GOAL, PATH = range(6)
 VOCAB = 6
-_SYMBOLS = {"#": WALL, " ": EMPTY, ".": EMPTY, "S": START, "G": GOAL, "*": EMPTY, "1": WALL, "2": EMPTY, "3": START, "4": GOAL, "5": EMPTY}
+_SYMBOLS = dict(zip("# .SG*12345", (WALL, EMPTY, EMPTY, START, GOAL, EMPTY, WALL, EMPTY, START, GOAL, EMPTY)))
 _RENDER = "?# SG*"
 
 
 def parse_maze(text: str) -> np.ndarray:
-  """Text of one maze -> validated grid `[h, w]` uint8 (path marks are read as empty). Raises UserError with row and column."""
+  """Text of one maze, a line per row -> validated grid `[h, w]` uint8. UserErrors name row and column (from 1)."""
   lines = text.replace("\r\n", "\n").split("\n")
   while lines and not lines[-1].strip():
     lines.pop()
@@ -28,10 +29,14 @@ def parse_maze(text: str) -> np.ndarray:
   grid = np.zeros((len(lines), width), np.uint8)
   for r, line in enumerate(lines, 1):
     if len(line) != width:
-      raise UserError(f"maze: row {r} has {len(line)} characters but row 1 has {width}; make all rows equally long (fill the border with '#')")
+      raise UserError(
+          f"maze: row {r} has {len(line)} characters but row 1 has {width}; make all rows equally long, ending in '#'"
+      )
     for c, symbol in enumerate(line, 1):
       if symbol not in _SYMBOLS:
-        raise UserError(f"maze: row {r}, column {c} holds {symbol!r}; use '#', ' ' or '.', 'S', 'G' (or the digits 1..5)")
+        raise UserError(
+            f"maze: row {r}, column {c} holds {symbol!r}; use '#', ' ' or '.', 'S', 'G' (or the digits 1..5)"
+        )
       grid[r - 1, c - 1] = _SYMBOLS[symbol]
   return validate(grid)
 
@@ -39,7 +44,7 @@ def parse_maze(text: str) -> np.ndarray:
 def validate(grid: np.ndarray) -> np.ndarray:
   """Returns `grid` `[h, w]` as uint8 if it is a usable maze, else raises UserError (one line: what, where, remedy).
 
-  Needs odd height and width of at least 3, cells in 1..4, a wall border, one start, one goal, and the goal reachable.
+  Needs odd height and width of at least 3, cells in 1..4, a wall border, one start, one goal, the goal reachable.
   """
   grid = np.asarray(grid)
   if grid.ndim != 2 or grid.dtype.kind not in "iu":
@@ -47,11 +52,16 @@ def validate(grid: np.ndarray) -> np.ndarray:
   h, w = grid.shape
   for name, size in (("height", h), ("width", w)):
     if size % 2 == 0 or size < 3:
-      raise UserError(f"maze: {name} {size} is not an odd number of at least 3 (size {h}x{w}); add or remove one row or column of walls")
+      raise UserError(
+          f"maze: {name} {size} of a {h}x{w} maze is not an odd number of at least 3; add or remove a row or column of "
+          "walls"
+      )
   bad = np.argwhere((grid < WALL) | (grid > GOAL))
   if len(bad):
     r, c = bad[0]
-    raise UserError(f"maze: row {r + 1}, column {c + 1} holds {grid[r, c]}; cells are 1 wall, 2 empty, 3 start, 4 goal")
+    raise UserError(
+        f"maze: row {r + 1}, column {c + 1} holds {grid[r, c]}; cells are 1 wall, 2 empty, 3 start, 4 goal"
+    )
   border = np.ones((h, w), bool)
   border[1:-1, 1:-1] = False
   bad = np.argwhere(border & (grid != WALL))
@@ -61,7 +71,7 @@ def validate(grid: np.ndarray) -> np.ndarray:
   for name, symbol, value in (("start", "S", START), ("goal", "G", GOAL)):
     found = np.argwhere(grid == value)
     if len(found) != 1:
-      where = f" (row {found[1][0] + 1}, column {found[1][1] + 1} is the second)" if len(found) else ""
+      where = f", the second at row {found[1][0] + 1}, column {found[1][1] + 1}" if len(found) else ""
       raise UserError(f"maze: found {len(found)} {name} cells{where}; mark exactly one with '{symbol}'")
   grid = grid.astype(np.uint8)
   _distances(grid)
@@ -82,8 +92,8 @@ def _distances(grid: np.ndarray) -> np.ndarray:
         queue.append(cell)
   if distance[start] < 0:
     raise UserError(
-      f"maze: the goal at row {goal[0] + 1}, column {goal[1] + 1} cannot be reached from the start at row {start[0] + 1}, "
-      f"column {start[1] + 1}; open a wall between them"
+        f"maze: the goal at row {goal[0] + 1}, column {goal[1] + 1} cannot be reached from the start at "
+        f"row {start[0] + 1}, column {start[1] + 1}; open a wall between them"
     )
   return distance
 

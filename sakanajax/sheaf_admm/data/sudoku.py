@@ -1,66 +1,110 @@
 """Sudoku puzzles with unique solutions for boxes of h rows by w columns (side S = h * w): 4x4, 6x6 (2x3 boxes), 9x9.
 
-Solution grids come from random search (never from shuffling one pattern: such grids are all equivalent), puzzles from digging holes in
-random order while the solution stays unique. Which split a puzzle may enter is a pure function of its symmetry class, so no solution grid
-of the test split is equivalent to one of the training split. 6x6 has only 49 classes of grids, which are divided among the splits.
-4x4 has only 2 classes: there solutions are shared by necessity and the split is by class of the PUZZLE.
+Solution grids come from random search (shuffling one pattern gives equivalent grids only, a leak), puzzles from digging
+holes in random order while the solution stays unique. The part (train, val, test) a puzzle may enter is a pure function
+of its symmetry class, so no solution of the test split is equivalent to one of the training split.
+
+  6x6 has only 49 classes of grids (28,200,960 grids): 34 are for training, 5 for validation, 10 for the test.
+  4x4 has only 2 classes (288 grids): solutions are shared by necessity, and the part goes by the class of the PUZZLE.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
 from sakanajax.core.errors import UserError
-from sakanajax.sheaf_admm.data.sudoku_solver import branch, completions, digits_of, masks_of, propagate
+from sakanajax.sheaf_admm.data.sudoku_solver import completions, digits_of, masks_of, propagate
 from sakanajax.sheaf_admm.data.sudoku_symmetry import augment, class_keys, mix, puzzle_keys  # noqa: F401
+from sakanajax.sheaf_admm.data.sudoku_text import Puzzle, parse_puzzle, render, solve  # noqa: F401
 from sakanajax.sheaf_admm.data.symmetry import dihedral, fresh  # noqa: F401
 
+BOXES = ((2, 2), (2, 3), (3, 2), (3, 3))
 _BUCKETS = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}  # of 10
-_SALT = np.uint64(4)  # chosen so that the 49 classes of 6x6 grids divide evenly: 34, 5 and 10, with 70, 9 and 21 % of the grids
+_SALT = np.uint64(4)  # divides the 49 classes of 6x6 evenly: 34, 5 and 10 of them hold 70, 9 and 21 % of the grids
 
 
-class Split(NamedTuple):
-  """One split: n puzzles with `givens` = (lowest, highest) number of given digits, drawn from `seed`, classes of `part`."""
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """One split: n puzzles with `givens` = (fewest, most) given digits, drawn from `seed` among the classes of `part`."""
 
   n: int
-  box: tuple[int, int]
   givens: tuple[int, int]
   seed: int
   part: str
 
+  def __post_init__(self):
+    if self.part not in _BUCKETS:
+      raise ValueError(f"unknown part {self.part!r}; use one of {', '.join(_BUCKETS)}")
 
-def generate(n: int, box: tuple[int, int], givens: tuple[int, int], seed: int, part: str | None = None) -> dict[str, np.ndarray]:
-  """n distinct puzzles -> {"inputs": `[n, S, S]` uint8 (0 = empty), "labels": `[n, S, S]` uint8}; a pure function of its arguments.
 
-  part: None for puzzles of every class, else "train", "val" or "test": only classes of that part, so that calls with different parts
-    never share a class (of solutions; of puzzles when S = 4) whatever their seeds and sizes.
-  The number of givens is uniform in the range as far as unique solutions allow. Raises UserError for bad boxes or ranges.
+def _table(train, val, test, givens):
+  return {
+      "train": Split(train, givens, 0, "train"),
+      "val": Split(val, givens, 500, "val"),
+      "test": Split(test, givens, 1000, "test"),
+  }
+
+
+SPLITS = {
+    "4x4": _table(20_000, 500, 1_000, (4, 7)),
+    "6x6": _table(20_000, 500, 1_000, (12, 20)),
+    "9x9": _table(20_000, 500, 1_000, (36, 50)),
+    "paper": _table(50_000, 2_000, 2_000, (30, 36)),  # the published puzzles are easy ones of about 33 givens
+    "smoke": _table(1_000, 64, 128, (4, 7)),
+}
+
+
+def splits(
+    box: tuple[int, int], table: dict[str, Split], report: Callable[[int], object] | None = None
+) -> dict[str, dict[str, np.ndarray]]:
+  """All splits of a table for one box shape."""
+  return {name: generate(s.n, box, s.givens, s.seed, s.part, report) for name, s in table.items()}
+
+
+def generate(
+    n: int, box: tuple[int, int], givens: tuple[int, int], seed: int, part: str | None = None,
+    report: Callable[[int], object] | None = None,
+) -> dict[str, np.ndarray]:
+  """n puzzles -> {"inputs": `[n, S, S]` uint8 (0 = empty), "labels": `[n, S, S]` uint8}; pure in its arguments.
+
+  All puzzles differ. The number of givens is uniform in `givens` as far as unique solutions allow.
+  part: None for all classes, else "train", "val" or "test": only classes of that part, so that calls with different
+    parts never share a class (of solutions; of puzzles when S = 4), whatever their seeds and sizes.
+  report: called with the number of puzzles found since the last call.
+  Raises UserError for unsupported boxes, ranges or parts, and when so many puzzles do not seem to exist.
   """
   side = _check(n, box, givens, part)
   rng, seen = np.random.default_rng(seed), set()
-  kept, count, dry = [], 0, 0
+  empty = np.zeros((0, side, side), np.uint8)
+  inputs, labels, count, dry = [empty], [empty], 0, 0
+  spare = 1.1 * (_rarity(part) if side == 4 else 1)  # 4x4 puzzles of other parts are dropped after digging
   while count < n:
-    want = min(max(64, int(1.1 * (n - count))), 8192)
-    labels = fill(rng, want, box, part if side > 4 else None)
-    inputs = dig(rng, labels, box, givens)
-    rows = np.flatnonzero((inputs > 0).sum(axis=(1, 2)) <= givens[1])
+    grids = fill(rng, min(max(64, int(spare * (n - count))), 4096), box, part if side > 4 else None)
+    puzzles = dig(rng, grids, box, givens)
+    rows = np.flatnonzero((puzzles > 0).sum(axis=(1, 2)) <= givens[1])
     if side == 4 and part is not None:
-      rows = rows[in_part(puzzle_keys(inputs[rows], labels[rows]), part)]
-    weights = np.random.default_rng(side).integers(0, 2**64, side * side, np.uint64)
-    keys = (inputs[rows].reshape(len(rows), -1).astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)
-    rows = rows[fresh(keys, seen, n - count)]
+      rows = rows[in_part(puzzle_keys(puzzles[rows], grids[rows]), part)]
+    rows = rows[fresh([p.tobytes() for p in puzzles[rows]], seen, n - count)]
     dry = 0 if len(rows) else dry + 1
     if dry == 20:
-      raise UserError(f"sudoku: found only {count} of {n} distinct {side}x{side} puzzles with {givens[0]}..{givens[1]} givens; raise the upper bound or lower n")
-    kept.append((inputs[rows], labels[rows]))
+      raise UserError(
+          f"sudoku: found only {count} of {n} different {side}x{side} puzzles with {givens[0]}..{givens[1]} givens; "
+          "raise the upper bound or lower n"
+      )
+    inputs.append(puzzles[rows])
+    labels.append(grids[rows])
     count += len(rows)
-  empty = np.zeros((0, side, side), np.uint8)
-  return {"inputs": np.concatenate([empty] + [k[0] for k in kept]), "labels": np.concatenate([empty] + [k[1] for k in kept])}
+    if report:
+      report(len(rows))
+  return {"inputs": np.concatenate(inputs), "labels": np.concatenate(labels)}
 
 
 def _check(n, box, givens, part) -> int:
-  if tuple(box) not in ((2, 2), (2, 3), (3, 2), (3, 3)):
-    raise UserError(f"sudoku: boxes of {tuple(box)} are not supported; use (2, 2), (2, 3), (3, 2) or (3, 3)")
+  if tuple(box) not in BOXES:
+    raise UserError(f"sudoku: boxes of {tuple(box)} are not supported; use one of {', '.join(map(str, BOXES))}")
   side = box[0] * box[1]
   if not 0 <= givens[0] <= givens[1] <= side * side:
     raise UserError(f"sudoku: givens {tuple(givens)} must be a rising pair within 0..{side * side}")
@@ -72,24 +116,29 @@ def _check(n, box, givens, part) -> int:
 
 
 def in_part(keys: np.ndarray, part: str) -> np.ndarray:
-  """Which class keys `[B]` belong to a part of the data (70 % of the classes train, 10 % val, 20 % test)."""
+  """Which class keys `[B]` belong to a part (about 70 % of the classes train, 10 % val, 20 % test)."""
   return np.isin(mix(keys ^ _SALT) % np.uint64(10), list(_BUCKETS[part]))
+
+
+def _rarity(part) -> float:
+  return 10 / len(_BUCKETS[part]) if part else 1.0
 
 
 def fill(rng: np.random.Generator, n: int, box: tuple[int, int], part: str | None = None) -> np.ndarray:
   """n random full grids `[n, S, S]` uint8 (of one part of the classes unless None).
 
-  Each grid starts empty; a random cell among those with the fewest candidates takes a random candidate, singles follow, and a
-  grid that runs into a contradiction is thrown away whole.
+  Each grid starts empty; a random cell among those with the fewest candidates takes a random candidate, singles follow,
+  and a grid that runs into a contradiction is thrown away whole. Near uniform, not exactly.
   """
-  kept, count = [], 0
+  side = box[0] * box[1]
+  kept, count = [np.zeros((0, side, side), np.uint8)], 0
   while count < n:
-    grids = _fill_once(rng, min(max(64, 2 * (n - count)), 4096), box)
+    grids = _fill_once(rng, min(max(64, int(1.5 * _rarity(part) * (n - count))), 4096), box)
     if part is not None:
       grids = grids[in_part(class_keys(grids, box), part)]
     kept.append(grids[: n - count])
     count += len(kept[-1])
-  return np.concatenate(kept) if kept else np.zeros((0, box[0] * box[1], box[0] * box[1]), np.uint8)
+  return np.concatenate(kept)
 
 
 def _fill_once(rng, batch, box):
@@ -98,8 +147,8 @@ def _fill_once(rng, batch, box):
   out, alive = np.zeros((batch, side, side), np.uint8), np.arange(batch)
   while len(alive):
     sizes = np.bitwise_count(masks).astype(np.float32)
-    cell = np.where(sizes > 1, sizes + rng.random(sizes.shape, np.float32) * np.float32(0.9), np.float32(99)).argmin(axis=0)
-    column = np.arange(len(alive))
+    lots = sizes + rng.random(sizes.shape, np.float32) * np.float32(0.9)
+    cell, column = np.where(sizes > 1, lots, np.float32(99)).argmin(axis=0), np.arange(len(alive))
     options = masks[cell, column][:, None] >> np.arange(side, dtype=np.uint16) & 1
     digit = (options * rng.integers(1, 2**31, options.shape)).argmax(axis=1)
     masks[cell, column] = np.uint16(1) << digit.astype(np.uint16)
@@ -111,17 +160,18 @@ def _fill_once(rng, batch, box):
   return out[out[:, 0, 0] > 0]
 
 
-def dig(rng: np.random.Generator, solutions: np.ndarray, box: tuple[int, int], givens: tuple[int, int]) -> np.ndarray:
-  """Removes digits of full grids `[B, S, S]` in random order while the solution stays unique -> puzzles `[B, S, S]` uint8.
+def dig(
+    rng: np.random.Generator, solutions: np.ndarray, box: tuple[int, int], givens: tuple[int, int]
+) -> np.ndarray:
+  """Removes digits of full grids `[B, S, S]` in random order while the solution stays unique -> puzzles `[B, S, S]`.
 
-  Stops at a target drawn uniformly from `givens`, or when no digit can go (then more givens than asked for may remain).
+  Stops at a target drawn uniformly from `givens`, or when no digit can go (then more givens than asked for remain).
   A digit may go when the puzzle with every OTHER digit allowed in its cell has no completion.
   """
   batch, side = len(solutions), solutions.shape[-1]
   puzzles = solutions.reshape(batch, -1).copy()
   order = rng.random((batch, side * side)).argsort(axis=1)
-  target = rng.integers(givens[0], givens[1] + 1, size=batch)
-  left = np.full(batch, side * side)
+  target, left = rng.integers(givens[0], givens[1] + 1, size=batch), np.full(batch, side * side)
   for step in range(side * side):
     rows = np.flatnonzero(left > target)
     if not len(rows):
@@ -130,7 +180,8 @@ def dig(rng: np.random.Generator, solutions: np.ndarray, box: tuple[int, int], g
     digit = puzzles[rows, cell]
     puzzles[rows, cell] = 0
     masks = masks_of(puzzles[rows].reshape(-1, side, side))
-    masks.reshape(side * side, -1)[cell, np.arange(len(rows))] &= ~(np.uint16(1) << (digit - 1).astype(np.uint16))
+    others = ~(np.uint16(1) << (digit - 1).astype(np.uint16))
+    masks.reshape(side * side, -1)[cell, np.arange(len(rows))] &= others
     needed = completions(masks, box, limit=1)[0] > 0
     puzzles[rows[needed], cell[needed]] = digit[needed]
     left[rows[~needed]] -= 1

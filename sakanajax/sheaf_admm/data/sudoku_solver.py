@@ -1,10 +1,16 @@
-"""A batched Sudoku solver on bit masks: constraint propagation over many boards at once, branching where that is not enough.
+"""A batched Sudoku solver on bit masks: constraint propagation over many boards at once, branching where it must.
 
-A board is a mask array `[S, S, B]` uint16, batch LAST so that every operation runs along contiguous memory: bit d of a cell is set while
-digit d+1 is still possible there. Legend: B boards, S side (= h * w), boxes of h rows by w columns.
+Boards are masks `[S, S, B]` uint16, batch LAST so that every operation runs along contiguous memory: bit d of a cell is
+set while digit d+1 is still possible there.
+
+Legend: B boards, S side (= h * w), boxes of h rows by w columns.
 """
 
 import numpy as np
+
+
+class SearchLimit(Exception):
+  """The search was stopped before it knew the answer."""
 
 
 def masks_of(puzzles: np.ndarray) -> np.ndarray:
@@ -21,7 +27,7 @@ def digits_of(masks: np.ndarray) -> np.ndarray:
 
 
 def _units(masks, box, axis):
-  """Views `[S units, S cells, B]` of the rows (axis 0), the columns (1) or the boxes (2); the boxes are a copy."""
+  """`[S units, S cells, B]`: the rows (axis 0), the columns (1) or the boxes (2)."""
   if axis == 0:
     return masks
   if axis == 1:
@@ -42,7 +48,7 @@ def from_boxes(grid: np.ndarray, box: tuple[int, int]) -> np.ndarray:
 
 
 def _narrow(units, full):
-  """One sweep over `[S units, S cells, B]`: new masks (naked, then hidden singles) and which boards stay possible `[B]`."""
+  """One sweep over `[S units, S cells, B]`: masks after naked and hidden singles; which boards stay possible `[B]`."""
   single = np.where(units & (units - np.uint16(1)), np.uint16(0), units)
   once, twice = single[:, 0].copy(), np.zeros_like(single[:, 0])
   for k in range(1, units.shape[1]):
@@ -88,32 +94,39 @@ def propagate(masks: np.ndarray, box: tuple[int, int]) -> tuple[np.ndarray, np.n
   return masks, possible
 
 
-def completions(masks: np.ndarray, box: tuple[int, int], limit: int = 2, block: int = 2048) -> tuple[np.ndarray, np.ndarray]:
-  """Counts completions of each board up to `limit`: (count `[B]` int64, first one found `[B, S, S]` uint8, 0 where none).
+def completions(
+    masks: np.ndarray, box: tuple[int, int], limit: int = 2, block: int = 2048, budget: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Counts completions of each board up to `limit`: (count `[B]` int64, one of them `[B, S, S]` uint8, 0 where none).
 
-  Depth-first over a common pile of open boards: the newest `block` are propagated together, solved ones counted, the rest branch on
-  a cell with the fewest candidates. Exact: every board that is not settled by propagation is searched to the end or to `limit`.
+  Depth-first over a common pile of open boards: the newest are propagated together, solved ones counted, the rest
+  branch on a cell with the fewest candidates. Exact: every board is searched to its end or to `limit`. Raises
+  SearchLimit when more than `budget` boards (None: no bound) were looked at.
   """
-  side, boards = masks.shape[0], masks.shape[-1]
+  side, boards, looked = masks.shape[0], masks.shape[-1], 0
   count, first = np.zeros(boards, np.int64), np.zeros((boards, side, side), np.uint8)
-  pile = [(masks[:, :, i : i + block], np.arange(i, min(i + block, boards))) for i in range(0, boards, block)][::-1]
+  pile = _pieces(masks, np.arange(boards), block)
   while pile:
     work, owner = pile.pop()
-    keep = count[owner] < limit
-    if not keep.any():
-      continue
-    work, possible = propagate(work[:, :, keep], box)
-    work, owner = work[:, :, possible], owner[keep][possible]
+    open_ = count[owner] < limit
+    looked += len(owner)
+    if budget is not None and looked > budget:
+      raise SearchLimit(f"more than {budget} boards")
+    work, possible = propagate(work[:, :, open_], box)
+    work, owner = work[:, :, possible], owner[open_][possible]
     sizes = np.bitwise_count(work).reshape(side * side, -1)
     done = (sizes == 1).all(axis=0)
     np.add.at(count, owner[done], 1)
     first[owner[done]] = digits_of(work[:, :, done])
     if not done.all():
       children, parents = branch(work[:, :, ~done], sizes[:, ~done])
-      owner = owner[~done][parents]
-      half = max(block // 4, 1)  # smaller pieces on top keep the search depth-first
-      pile += [(children[:, :, i : i + half], owner[i : i + half]) for i in range(0, len(owner), half)][::-1]
+      pile += _pieces(children, owner[~done][parents], max(block // 4, 1))  # small pieces keep the search depth-first
   return np.minimum(count, limit), first
+
+
+def _pieces(masks, owner, size):
+  """Cuts boards into pieces of at most `size`, the first piece last (on top of a pile)."""
+  return [(masks[:, :, i : i + size], owner[i : i + size]) for i in range(0, len(owner), size)][::-1]
 
 
 def branch(masks: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

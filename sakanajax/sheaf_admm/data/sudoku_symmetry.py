@@ -1,10 +1,12 @@
-"""The symmetry group of Sudoku: keys that tell classes of grids apart, and random symmetries as training augmentation.
+"""The symmetry group of Sudoku: keys that tell classes of grids apart, and random symmetries as augmentation.
 
-Equivalent grids differ by a relabelling of the digits, a permutation of the rows inside a band, of the columns inside a stack, of the
-bands, of the stacks, and, where boxes are square, a transposition. Legend: B grids, S side, boxes of h rows by w columns; a band is h rows
-(there are w of them), a stack is w columns (h of them).
+Equivalent grids differ by a relabelling of the digits, a permutation of the rows inside a band, of the columns inside a
+stack, of the bands, of the stacks, and, where boxes are square, a transposition.
+
+Legend: B grids, S side, boxes of h rows by w columns; a band is h rows (there are w of them), a stack w columns (h).
 """
 
+import functools
 from itertools import permutations, product
 
 import numpy as np
@@ -34,8 +36,8 @@ def line_orders(groups: int, size: int) -> np.ndarray:
 def class_keys(solutions: np.ndarray, box: tuple[int, int]) -> np.ndarray:
   """One uint64 per full grid `[B, S, S]`, equal for equivalent grids.
 
-  Sides up to 6: exact (the key is injective on classes). Larger sides: a strong invariant (see `invariant`); inequivalent grids that
-  happen to share a key are merely kept in the same split.
+  Sides up to 6: exact (different classes have different keys). Larger sides: a strong invariant (see `invariant`);
+  inequivalent grids that happen to share a key are merely kept in the same split.
   """
   if solutions.shape[-1] > 6:
     return invariant(solutions, box)
@@ -44,7 +46,9 @@ def class_keys(solutions: np.ndarray, box: tuple[int, int]) -> np.ndarray:
 
 
 def _canonical(grids, box):
-  """Least code of the orbit; transposition tried where it keeps the boxes. `[B]` uint64."""
+  """Least code of the orbit, `[B]` uint64. Transposed grids share it: tall boxes are laid on their side first."""
+  if box[0] > box[1]:
+    return _canonical(grids.swapaxes(1, 2), box[::-1])
   code = _least_code(grids, box)
   return np.minimum(code, _least_code(grids.swapaxes(1, 2), box)) if box[0] == box[1] else code
 
@@ -52,17 +56,11 @@ def _canonical(grids, box):
 def _least_code(grids, box):
   """Least code over row orders, column orders and relabellings of `[B, S, S]`.
 
-  With row r on top and its digits relabelled 1..S, every other row is a permutation of the columns; a new column order conjugates it.
-  So one table of conjugated codes serves all grids, and the row orders reduce to sorting rows inside bands, then bands.
+  With one row on top and its digits relabelled 1..S, every other row is a permutation of the columns, and a new column
+  order conjugates it. So one table of conjugated codes serves all grids, and row orders reduce to sorting rows, bands.
   """
   (h, w), side = box, grids.shape[-1]
-  perms = np.array(list(permutations(range(side))), np.int64)
-  power = side ** np.arange(side - 1, -1, -1)
-  rank = np.zeros(side**side, np.int64)
-  rank[perms @ power] = np.arange(len(perms))
-  orders = line_orders(h, w)
-  inverse = orders.argsort(axis=1)
-  table = rank[np.stack([inv[perms[:, o]] for o, inv in zip(orders, inverse)], axis=1) @ power]  # [S!, orders] rank of the conjugate
+  power, rank, table = _conjugates(h, w)
   where = grids.argsort(axis=-1)  # [B, S, digit] column of each digit
   best = None
   for top in range(side):
@@ -75,19 +73,32 @@ def _least_code(grids, box):
     rows = np.concatenate([bands[:, own, 1:], rest.reshape(len(grids), -1, rest.shape[-1])], axis=1)
     code = np.zeros(rows.shape[::2], np.uint64)
     for k in range(rows.shape[1]):
-      code = code * np.uint64(len(perms)) + rows[:, k].astype(np.uint64)
+      code = code * np.uint64(len(table)) + rows[:, k].astype(np.uint64)
     best = code.min(axis=1) if best is None else np.minimum(best, code.min(axis=1))
   return best
 
 
+@functools.lru_cache(maxsize=None)
+def _conjugates(h, w):
+  """(place values, rank of a permutation from its digits, rank of each conjugate `[S!, column orders]`)."""
+  side = h * w
+  perms = np.array(list(permutations(range(side))), np.int64)
+  power = side ** np.arange(side - 1, -1, -1)
+  rank = np.zeros(side**side, np.int64)
+  rank[perms @ power] = np.arange(len(perms))
+  orders = line_orders(h, w)
+  moved = [inverse[perms[:, order]] for order, inverse in zip(orders, orders.argsort(axis=1))]
+  return power, rank, rank[np.stack(moved, axis=1) @ power]
+
+
 def puzzle_keys(puzzles: np.ndarray, solutions: np.ndarray) -> np.ndarray:
-  """One uint64 per 4x4 puzzle `[B, 4, 4]` with its solution, equal exactly for equivalent puzzles (all 128 x 24 symmetries tried)."""
+  """One uint64 per 4x4 puzzle `[B, 4, 4]` with its solution, equal exactly for equivalent puzzles."""
   orders = line_orders(2, 2)
   cell = np.arange(16).reshape(4, 4)
   moves = np.array([base[r][:, c].ravel() for base in (cell, cell.T) for r in orders for c in orders])
   moved = solutions.reshape(-1, 16)[:, moves].astype(np.int64) - 1  # [B, 128, 16]
   given = (puzzles.reshape(-1, 16)[:, moves] > 0).astype(np.uint64)
-  moved = np.take_along_axis(moved[..., :4].argsort(axis=-1), moved, axis=-1).astype(np.uint64)  # relabelled by the first row
+  moved = np.take_along_axis(moved[..., :4].argsort(axis=-1), moved, axis=-1).astype(np.uint64)  # first row 0 1 2 3
   code = np.zeros(moved.shape[:2], np.uint64)
   for k in range(16):
     code = code * np.uint64(8) + moved[..., k] * np.uint64(2) + given[..., k]
@@ -97,16 +108,16 @@ def puzzle_keys(puzzles: np.ndarray, solutions: np.ndarray) -> np.ndarray:
 def invariant(solutions: np.ndarray, box: tuple[int, int]) -> np.ndarray:
   """An invariant hash of full grids `[B, S, S]` under the whole symmetry group -> `[B]` uint64.
 
-  Two rows define a permutation of the digits (digit in one -> digit below it in the other); its cycle type does not change under
-  relabelling or column orders. These types start the colours of the lines, which are then refined through cells, digits and boxes.
-  Rows and columns are treated alike, so a transposition (where legal) does not change the result either.
+  Two rows define a permutation of the digits (digit in one -> digit below it in the other); its cycle type does not
+  change under relabelling or column orders. These types start the colours of the lines, which are then refined through
+  cells, digits and boxes. Rows and columns are treated alike, so a (legal) transposition changes nothing either.
   """
   chunks = [_refine(solutions[i : i + 2048].astype(np.int64) - 1, box) for i in range(0, len(solutions), 2048)]
   return np.concatenate(chunks) if chunks else np.zeros(0, np.uint64)
 
 
 def _refine(grids, box, rounds=2):
-  (h, w), (batch, side, _) = box, grids.shape
+  (h, w), side = box, grids.shape[-1]
   rows, cols = _line_colours(grids, h, box), _line_colours(grids.swapaxes(1, 2), w, box)
   r, c = np.indices((side, side))
   boxes = np.broadcast_to(r // h * h + c // w, grids.shape)
@@ -129,10 +140,10 @@ def _sum_by(values, ids):
 
 
 def _line_colours(grids, size, box):
-  """Colour of each row `[B, S]` from the cycle types of its permutations to all other rows, those of its own band apart."""
+  """Colour of each row `[B, S]` from its permutations to all other rows, those of its own band (`size` rows) apart."""
   batch, side, _ = grids.shape
   where = grids.argsort(axis=-1)
-  square = np.uint64(0 if box[0] == box[1] else size)  # rows and columns differ in kind only when boxes are not square
+  square = np.uint64(0 if box[0] == box[1] else size)  # rows and columns are of one kind only when boxes are square
   colour = np.zeros((batch, side), np.uint64)
   for a in range(side):
     for b in range(a + 1, side):
@@ -144,7 +155,7 @@ def _line_colours(grids, size, box):
 
 
 def _cycle_type(move):
-  """Hashable cycle type of permutations `[B, S]`: how many points return after k steps, for every k (same for the inverse)."""
+  """Hash of the cycle type of permutations `[B, S]`: how many points return after k steps (as for the inverse)."""
   code, at = np.zeros(len(move), np.uint64), move
   for _ in range(move.shape[1] - 1):
     code = code * np.uint64(10) + (at == np.arange(move.shape[1])).sum(axis=1).astype(np.uint64)
@@ -152,8 +163,10 @@ def _cycle_type(move):
   return mix(code)
 
 
-def augment(rng: np.random.Generator, inputs: np.ndarray, labels: np.ndarray, box: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-  """Moves each puzzle and its solution `[B, S, S]` (0 = empty) together by an independent random symmetry of the whole group."""
+def augment(
+    rng: np.random.Generator, inputs: np.ndarray, labels: np.ndarray, box: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Moves each puzzle and its solution `[B, S, S]` (0 = empty) together by a random symmetry of the whole group."""
   (h, w), (batch, side, _) = box, inputs.shape
   rows, cols = _random_orders(rng, batch, w, h), _random_orders(rng, batch, h, w)
   relabel = np.zeros((batch, side + 1), inputs.dtype)
@@ -161,8 +174,12 @@ def augment(rng: np.random.Generator, inputs: np.ndarray, labels: np.ndarray, bo
   flip = (rng.random(batch) < 0.5) & (h == w)
   index = rows[:, :, None] * side + cols[:, None, :]
   index = np.where(flip[:, None, None], index.swapaxes(1, 2), index).reshape(batch, -1)
-  moved = [np.take_along_axis(relabel, np.take_along_axis(x.reshape(batch, -1), index, 1).astype(np.int64), 1) for x in (inputs, labels)]
-  return moved[0].reshape(inputs.shape), moved[1].astype(labels.dtype).reshape(labels.shape)
+
+  def move(x):
+    digits = np.take_along_axis(x.reshape(batch, -1), index, axis=1).astype(np.int64)
+    return np.take_along_axis(relabel, digits, axis=1).astype(x.dtype).reshape(x.shape)
+
+  return move(inputs), move(labels)
 
 
 def _random_orders(rng, batch, groups, size):

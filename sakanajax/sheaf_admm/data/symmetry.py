@@ -1,7 +1,9 @@
 """The dihedral symmetries of a grid, and keys that are equal exactly for symmetric grids.
 
-A square grid has 8 symmetries, a rectangular one 4 (those that keep its shape). Legend: n grids of h rows and w columns.
-Splits are kept apart by class, not by grid: a mirrored training maze in the test split would be a leak.
+A square grid has 8 symmetries, a rectangular one 4 (those that keep its shape). Splits are kept apart by class, not by
+grid: a mirrored training maze in the test split would be a leak.
+
+Legend: n grids of h rows and w columns.
 """
 
 import numpy as np
@@ -17,11 +19,11 @@ def order(shape) -> int:
 def transform(grid: np.ndarray, index: int) -> np.ndarray:
   """Symmetry `index` of `grid` `[..., h, w]` (a view).
 
-  Square: index = 4 * transposed + quarter turns (transposition first). Rectangular: bit 0 flips rows, bit 1 flips columns.
-  Index 0 is the identity. Raises ValueError outside `range(order(grid.shape))`.
+  Square: index = 4 * transposed + quarter turns (transposition first). Rectangular: bit 0 flips rows, bit 1 flips
+  columns. Index 0 is the identity. Raises ValueError outside `range(order(grid.shape))`.
   """
   if not 0 <= index < order(grid.shape):
-    raise ValueError(f"symmetry index {index} outside 0..{order(grid.shape) - 1} for a grid of shape {grid.shape[-2:]}")
+    raise ValueError(f"symmetry {index} outside 0..{order(grid.shape) - 1} for a grid of shape {grid.shape[-2:]}")
   if grid.shape[-2] != grid.shape[-1]:
     grid = grid[..., ::-1, :] if index & 1 else grid
     return grid[..., ::-1] if index & 2 else grid
@@ -32,7 +34,8 @@ def transform(grid: np.ndarray, index: int) -> np.ndarray:
 def dihedral(inputs: np.ndarray, labels: np.ndarray, index) -> tuple[np.ndarray, np.ndarray]:
   """Moves inputs and labels `[n, h, w]` together by one symmetry (an int) or by one per grid (`[n]` ints)."""
   if np.ndim(index) == 0:
-    return (np.ascontiguousarray(transform(inputs, int(index))), np.ascontiguousarray(transform(labels, int(index))))
+    inputs, labels = (np.ascontiguousarray(transform(x, int(index))) for x in (inputs, labels))
+    return inputs, labels
   index = np.asarray(index)
   out = np.zeros_like(inputs), np.zeros_like(labels)
   for k in np.unique(index):
@@ -51,21 +54,21 @@ def _fingerprints(grids: np.ndarray) -> np.ndarray:
 
 
 def class_keys(grids: np.ndarray, chunk: int = 4096) -> np.ndarray:
-  """One uint64 per grid `[n, h, w]`, equal for all symmetries of the same grid (the least fingerprint of its orbit).
+  """One uint64 per grid `[n, h, w]`, equal for all symmetries of a grid (the least fingerprint of its orbit).
 
-  Different classes share a key with probability about n^2 / 2^65; such a pair would merely be treated as duplicates.
+  Different classes share a key with probability about n^2 / 2^65; such a pair would merely count as duplicates.
   """
-  keys = np.zeros(len(grids), np.uint64)
+  keys, moves = np.zeros(len(grids), np.uint64), range(order(grids.shape))
   for i in range(0, len(grids), chunk):
     part = grids[i : i + chunk]
-    keys[i : i + chunk] = np.min([_fingerprints(transform(part, k)) for k in range(order(grids.shape))], axis=0)
+    keys[i : i + chunk] = np.min([_fingerprints(transform(part, k)) for k in moves], axis=0)
   return keys
 
 
-def fresh(keys: np.ndarray, seen: set, limit: int | None = None) -> np.ndarray:
-  """Positions of the first `limit` keys that are not in `seen` (nor earlier in `keys`), in order; adds those to `seen`."""
+def fresh(keys, seen: set, limit: int | None = None) -> np.ndarray:
+  """Positions of the first `limit` keys that are neither in `seen` nor earlier in `keys`; adds those to `seen`."""
   keep = []
-  for i, key in enumerate(keys.tolist()):
+  for i, key in enumerate(keys.tolist() if isinstance(keys, np.ndarray) else keys):
     if len(keep) == limit:
       break
     if key not in seen:

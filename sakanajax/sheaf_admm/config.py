@@ -1,0 +1,109 @@
+"""The config of a Sheaf-ADMM experiment, and the task and data that it names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from sakanajax.core import config as config_lib
+from sakanajax.core.errors import UserError
+from sakanajax.core.mesh import MeshConfig
+from sakanajax.core.train import TrainConfig
+from sakanajax.sheaf_admm import data as data_lib
+from sakanajax.sheaf_admm import tasks
+from sakanajax.sheaf_admm.model import ModelConfig
+
+DATA = {"maze": data_lib.MazeData, "sudoku": data_lib.SudokuData, "mnist": data_lib.DigitsData}
+
+
+@dataclasses.dataclass(frozen=True)
+class Iterations:
+  """How often agents negotiate."""
+
+  train: tuple[int, int] = (8, 20)  # K of a training step is uniform in this range, both ends included
+  grad: int = 0  # truncated unrolling: only the last so many carry gradient; 0 for all
+  eval: int = 40  # K at evaluation
+  far: int = 100  # K on boards larger than those of training
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """What is measured after training."""
+
+  batch: int = 100
+  examples: int = 1000  # of each split or corruption; 0 for all
+  pads: tuple[int, ...] = ()  # digits: zero columns and rows on every side
+  noises: tuple[float, ...] = ()  # digits: standard deviation of the noise
+  drops: tuple[float, ...] = ()  # digits: share of the agents that see nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Tune:
+  """Learning rates tried on the first seed at a fraction of the steps; arms not named keep train.lr."""
+
+  lrs: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+  fraction: float = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """One experiment: a base network, and what each arm changes of it."""
+
+  task: Literal["maze", "sudoku", "sudoku9", "mnist", "speed"]
+  scale: Literal["smoke", "cpu", "gpu", "paper"]
+  seeds: tuple[int, ...]
+  arms: tuple[str, ...]
+  variants: dict[str, dict] = dataclasses.field(default_factory=dict)  # arm -> {section: {key: value}}
+  data: dict[str, Any] = dataclasses.field(default_factory=dict)
+  augment: Literal["none", "dihedral", "full"] = "none"
+  model: ModelConfig = ModelConfig()
+  train: TrainConfig = TrainConfig(steps=1000, batch_size=64, lr=1e-3)
+  iterations: Iterations = Iterations()
+  evaluation: Evaluation = Evaluation()
+  tune: Tune = Tune()
+  mesh: MeshConfig = MeshConfig()
+  expect: dict[str, tuple] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    unknown = set(self.arms) - set(self.variants) - {"sheaf"}
+    if unknown:
+      raise ValueError(f"arms {sorted(unknown)} are not among the variants {sorted(self.variants)}")
+    low, high = self.iterations.train
+    if not 0 <= low <= high:
+      raise ValueError(f"iterations.train {low, high} must be a rising pair of numbers >= 0")
+
+  @property
+  def kind(self) -> str:
+    """Which of the three tasks: maze, sudoku or mnist."""
+    return "sudoku" if self.task in ("sudoku9", "speed") else self.task
+
+
+def of_arm(cfg: Config, arm: str) -> Config:
+  """The config of one arm: the base with the arm's changes. Raises UserError naming a key that is wrong."""
+  changes: Mapping[str, Any] = cfg.variants.get(arm, {})
+  for section in changes:
+    if section not in ("model", "train", "iterations"):
+      raise UserError(f"config.variants.{arm}.{section}: unknown section; known: model, train, iterations")
+  sections = {
+      section: config_lib.from_config(
+          type(getattr(cfg, section)), config_lib.to_dict(getattr(cfg, section)) | dict(values),
+          f"config.variants.{arm}.{section}")
+      for section, values in changes.items()
+  }
+  return dataclasses.replace(cfg, **sections)
+
+
+def data_of(cfg: Config):
+  """The typed data section. Raises UserError naming a key that is wrong."""
+  return config_lib.from_config(DATA[cfg.kind], cfg.data, "config.data")
+
+
+def task_of(cfg: Config) -> tasks.Task:
+  """The task on the boards that the config trains on."""
+  data = data_of(cfg)
+  if cfg.kind == "maze":
+    return tasks.maze(tuple(data.splits["train"].size))
+  if cfg.kind == "sudoku":
+    return tasks.sudoku(tuple(data.box))
+  return tasks.digits((28, 28))
