@@ -99,8 +99,8 @@ def _sudoku(scale: str) -> dict:
     return _sudoku9(scale)
   model = _sudoku_model(6, 10, 64, 3) | dict(decoder_hidden=64)
   variants = {
-      "mpnn": {"model": dict(kind="mpnn", d_v=60, d_e=32)},
-      "slot": {"model": dict(kind="mpnn", d_v=54, d_e=24, slot_aware=True)},
+      "mpnn": {"model": dict(kind="mpnn", d_v=30, d_e=32)},
+      "slot": {"model": dict(kind="mpnn", d_v=30, d_e=16, slot_aware=True)},
       "identity": {"model": dict(map_init="identity", d_e=60)},
       "gd": {"model": dict(z_update="gd", z_steps=6)},
   }
@@ -127,8 +127,8 @@ def _sudoku9(scale: str) -> dict:
   if small:
     model |= dict(decoder_hidden=64)
   variants = {
-      "mpnn": {"model": dict(kind="mpnn", d_v=72 if small else 180, d_e=32)},
-      "slot": {"model": dict(kind="mpnn", d_v=63 if small else 153, d_e=24, slot_aware=True)},
+      "mpnn": {"model": dict(kind="mpnn", d_v=45 if small else 144, d_e=16 if small else 32)},
+      "slot": {"model": dict(kind="mpnn", d_v=45 if small else 126, d_e=10 if small else 40, slot_aware=True)},
       "lora": {"model": dict(lora_rank=4)},
       "k0": {"iterations": dict(train=(0, 0), eval=0, far=0)},
   }
@@ -169,9 +169,9 @@ def _mnist(scale: str) -> dict:
                l1=0.006337180166370117, z_update="project", epsilon=1e-5, z_steps=3 if small else 5, rho=0.12,
                sharing="global", map_init="orthonormal", lora_rank=2 if small else 8, lora_init="legacy", window=2)
   variants = {
-      "mpnn": {"model": dict(kind="mpnn", d_v=38 if small else 200, d_e=16 if small else 64, pool="mean")},
-      "cnn_gap": {"model": dict(kind="cnn", d_v=24 if small else 77, pool="average")},
-      "cnn_gmp": {"model": dict(kind="cnn", d_v=24 if small else 77, pool="max")},
+      "mpnn": {"model": dict(kind="mpnn", d_v=43 if small else 296, d_e=16 if small else 64, pool="mean")},
+      "cnn_gap": {"model": dict(kind="cnn", d_v=26 if small else 141, pool="average")},
+      "cnn_gmp": {"model": dict(kind="cnn", d_v=26 if small else 141, pool="max")},
       "k0": {"iterations": dict(train=(0, 0), eval=0, far=0)},
       "identity": {"model": dict(map_init="identity", d_e=16 if small else 32, lora_rank=0)},
   }

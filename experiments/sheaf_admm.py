@@ -9,6 +9,7 @@ Tasks: maze, sudoku (6x6), sudoku9 (9x9), mnist, speed. Arms: the method, its ba
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -26,8 +27,6 @@ def run(cfg: Config, unit: Unit, context: Context) -> dict[str, float]:
     from sakanajax.sheaf_admm import speed
 
     return speed.measure(cfg, unit.seed)
-  import dataclasses
-
   import jax
 
   from sakanajax.core import train, trees
@@ -140,6 +139,7 @@ EXPERIMENT = Experiment(
     summarize=summarize,
     dry_run=dry_run,
     modes={"inspect": inspect},
+    arm_config=lambda cfg, arm: dataclasses.replace(of_arm(cfg, arm), variants={}),
     claims=(
         Claim("maze", "Agents with narrow channels solve mazes of the training size", "99.9 % solved",
               "19x19, 31,250 steps of 128", "solved_test", baseline_metric="solved_test_mpnn"),

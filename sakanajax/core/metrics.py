@@ -12,7 +12,7 @@ import time
 from typing import Any, Mapping
 
 from sakanajax.core import files
-from sakanajax.core.errors import UserError
+from sakanajax.core.errors import Diverged, UserError
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ class RunLog:
     for number, measured in enumerate(window, step - len(window) + 1):
       for name in ("loss", "grad_norm", "param_norm"):
         if not math.isfinite(measured[name]):
-          raise UserError(
+          raise Diverged(
               f"{name} is {measured[name]} at step {number} of {self._workdir}; lower the learning"
               f" rate (there {measured['lr']:.3g}) or the gradient clip"
           )
