@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  return optax.softmax_cross_entropy_with_integer_labels(logits, labels.astype(jnp.int32))
+  return optax.softmax_cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[-1]))
 
 
 def maze(board: tuple[int, int], patch: int = 3, stride: int = 2) -> Task:
