@@ -52,6 +52,7 @@ def _maze(scale: str) -> dict:
           iterations=dict(train=(2, 6), eval=6, far=12)),
       "cpu": dict(
           arms=("sheaf", "mpnn", "mpnn_cm", "sheaf_half", "k0", "identity", "shared", "gd"),
+          once=("sheaf_half", "k0", "identity", "shared", "gd"),
           train=dict(steps=1500, batch_size=64, lr=1e-3, warmup=50, weight_decay=1e-6, ema_decay=0.99, checkpoint_every=250),
           data={"splits": _splits("cpu")}, evaluation=dict(examples=1000, batch=100),
           iterations=dict(train=(8, 20), eval=40, far=60),
@@ -101,6 +102,7 @@ def _sudoku(scale: str) -> dict:
   variants = {
       "mpnn": {"model": dict(kind="mpnn", d_v=30, d_e=32)},
       "slot": {"model": dict(kind="mpnn", d_v=30, d_e=16, slot_aware=True)},
+      "k0": {"iterations": dict(train=(0, 0), eval=0, far=0)},
       "identity": {"model": dict(map_init="identity", d_e=60)},
       "gd": {"model": dict(z_update="gd", z_steps=6)},
   }
@@ -111,7 +113,7 @@ def _sudoku(scale: str) -> dict:
           data={"box": box, "splits": _puzzles(256, 64, (16, 24))}, evaluation=dict(examples=32, batch=32),
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
-          arms=("sheaf", "mpnn", "slot", "identity", "gd"),
+          arms=("sheaf", "mpnn", "slot", "k0", "identity", "gd"), once=("k0", "identity", "gd"),
           train=dict(steps=2000, batch_size=64, lr=3e-3, warmup=50, ema_decay=0.99, checkpoint_every=250),
           data={"box": box, "splits": _puzzles(20_000, 1000, (12, 20))}, evaluation=dict(examples=1000, batch=100),
           iterations=dict(train=(10, 10), eval=20, far=20),
@@ -183,12 +185,12 @@ def _mnist(scale: str) -> dict:
           evaluation=dict(examples=32, batch=32, pads=(16,), noises=(0.1,), drops=(0.1,)),
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
-          arms=("sheaf", "mpnn", "cnn_gap", "cnn_gmp", "k0"),
+          arms=("sheaf", "cnn_gap", "cnn_gmp", "k0"), once=("k0",),
           train=dict(steps=1500, batch_size=64, lr=1e-3, warmup=50, weight_decay=1e-7, ema_decay=0.99, checkpoint_every=250),
           data=dict(source="mnist", train=20_000, val=2_000, test=10_000),
           evaluation=dict(examples=1000, batch=100) | shifts,
           iterations=dict(train=(10, 10), eval=20, far=40),
-          tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "mpnn", "cnn_gap", "cnn_gmp")}, fraction=0.25),
+          tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "cnn_gap", "cnn_gmp")}, fraction=0.25),
           expect={"acc_clean": (0.95, None), "acc_pad16": (0.75, None), "acc_pad16_cnn_gap": (None, 0.50)}),
       "gpu": dict(
           arms=("sheaf", "cnn_gap", "cnn_gmp"), seeds=(0,),

@@ -54,6 +54,7 @@ class Config:
   scale: Literal["smoke", "cpu", "gpu", "paper"]
   seeds: tuple[int, ...]
   arms: tuple[str, ...]
+  once: tuple[str, ...] = ()  # arms that run on the first seed only: ablations, which carry no claim
   variants: dict[str, dict] = dataclasses.field(default_factory=dict)  # arm -> {section: {key: value}}
   data: dict[str, Any] = dataclasses.field(default_factory=dict)
   augment: Literal["none", "dihedral", "full"] = "none"

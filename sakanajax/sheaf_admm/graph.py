@@ -59,10 +59,10 @@ def make_graph(edges: Sequence, slots: Sequence | None, num_agents: int, num_slo
   slots = np.zeros_like(edges) if slots is None else np.asarray(slots, np.int32).reshape(-1, 2)
   if edges.shape != slots.shape:
     raise ValueError(f"edges {edges.shape} and slots {slots.shape} must have the same shape")
-  if edges.size and (edges.min() < 0 or edges.max() >= num_agents):
-    raise ValueError(f"an edge names agent {edges.max()}, but agents are 0 to {num_agents - 1}")
-  if slots.size and (slots.min() < 0 or slots.max() >= num_slots):
-    raise ValueError(f"an edge names slot {slots.max()}, but slots are 0 to {num_slots - 1}")
+  for what, values, count in (("agent", edges, num_agents), ("slot", slots, num_slots)):
+    wrong = values[(values < 0) | (values >= count)]
+    if wrong.size:
+      raise ValueError(f"an edge names {what} {wrong[0]}, but {what}s are 0 to {count - 1}")
   if (edges[:, 0] == edges[:, 1]).any():
     raise ValueError(f"agent {edges[edges[:, 0] == edges[:, 1]][0, 0]} has an edge to itself")
   ends = edges * num_slots + slots

@@ -84,11 +84,12 @@ def _push(seen, newest):
 
 def _forward(static, moving, fixed, iterations):
   problem, state = static.join(moving, fixed)
-  kept = jax.tree.map(lambda leaf: jnp.zeros((static.depth, *leaf.shape), leaf.dtype), state)
+  places = max(1, static.depth)  # at depth 0 one place is written and never read
+  kept = jax.tree.map(lambda leaf: jnp.zeros((places, *leaf.shape), leaf.dtype), state)
 
   def body(index, carry):
     state, seen, kept = carry
-    place = index % max(1, static.depth)  # a ring: the last `depth` starting states survive
+    place = index % places  # a ring: the last `depth` starting states survive
     kept = jax.tree.map(lambda ring, leaf: jax.lax.dynamic_update_index_in_dim(ring, leaf, place, 0), kept, state)
     state = static.step(problem, state)
     return state, _push(seen, static.read(state)), kept

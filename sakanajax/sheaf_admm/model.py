@@ -103,6 +103,7 @@ def make_network(cfg: ModelConfig, task: Task) -> Network:
   window = 1 if simple else cfg.window
   core = _mpnn_core(cfg, task) if simple else _sheaf_core(cfg, task)
 
+  @jax.jit  # eager, every small operation would be compiled on its own
   def init(key):
     k_encoder, k_decoder, k_core = jax.random.split(key, 3)
     view = task.view(jnp.zeros((1, *task.board)))

@@ -50,8 +50,13 @@ def prox_cg(
 def project_cg(
     laplacian: LinearOperator, w: jax.Array, z_prev: jax.Array, rho: jax.Array, *, epsilon: float, steps: int
 ) -> jax.Array:
-  """Solves (L + epsilon) c = L w from c = w - z_prev and returns w - c."""
-  del rho
+  """Solves (L + epsilon) c = L w from c = w - z_prev and returns w - c; rho cancels, so it must be one number.
+
+  Raises:
+    ValueError: for a penalty per agent, under which the nearest point is a weighted one.
+  """
+  if jnp.size(rho) != 1:
+    raise ValueError(f"the projection needs one rho for all agents, got an array of shape {jnp.shape(rho)}")
   c = conjugate_gradient(lambda c: laplacian(c) + epsilon * c, laplacian(w), w - z_prev, steps)
   return w - c
 
