@@ -56,7 +56,7 @@ def _maze(scale: str) -> dict:
           train=dict(steps=1500, batch_size=64, lr=1e-3, warmup=50, weight_decay=1e-6, ema_decay=0.99, checkpoint_every=250),
           data={"splits": _splits("cpu")}, evaluation=dict(examples=1000, batch=100),
           iterations=dict(train=(8, 20), eval=40, far=60),
-          tune=dict(lrs={arm: rates for arm in ("sheaf", "mpnn", "mpnn_cm")}, fraction=0.25),
+          tune=dict(lrs={arm: rates for arm in ("sheaf", "mpnn", "mpnn_cm")}),
           expect={"solved_test": (0.97, None), "solved_2x": (0.80, None), "solved_2x_gain": (0.15, None)}),
       "gpu": dict(
           arms=("sheaf", "mpnn"), seeds=(0,),
@@ -114,10 +114,11 @@ def _sudoku(scale: str) -> dict:
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
           arms=("sheaf", "mpnn", "slot", "k0", "identity", "gd"), once=("k0", "identity", "gd"),
-          train=dict(steps=2000, batch_size=64, lr=3e-3, warmup=50, ema_decay=0.99, checkpoint_every=250),
+          train=dict(steps=1600, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
+                     checkpoint_every=200),
           data={"box": box, "splits": _puzzles(20_000, 1000, (12, 20))}, evaluation=dict(examples=1000, batch=100),
           iterations=dict(train=(10, 10), eval=20, far=20),
-          tune=dict(lrs={arm: (1e-3, 3e-3, 6e-3) for arm in ("sheaf", "mpnn", "slot")}, fraction=0.25),
+          tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "mpnn", "slot")}),
           expect={"solved": (0.30, None), "solved_ratio": (2.0, None)}),
   }[scale]
   return dict(model=model, variants=variants, augment="full") | settings
@@ -142,10 +143,11 @@ def _sudoku9(scale: str) -> dict:
           iterations=dict(train=(3, 3), eval=6, far=6)),
       "cpu": dict(
           arms=("sheaf", "mpnn", "slot"), seeds=(0,),
-          train=dict(steps=1000, batch_size=32, lr=3e-3, warmup=50, ema_decay=0.99, checkpoint_every=250),
+          train=dict(steps=600, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
+                     checkpoint_every=200),
           data={"box": box, "splits": _puzzles(20_000, 500, (42, 58))}, evaluation=dict(examples=500, batch=100),
           iterations=dict(train=(10, 10), eval=20, far=20),
-          tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "mpnn", "slot")}, fraction=0.25),
+          tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "mpnn", "slot")}),
           expect={"empty_acc_gain": (0.0, None)}),
       "gpu": dict(
           arms=("sheaf", "mpnn", "slot"), seeds=(0,),
@@ -186,11 +188,12 @@ def _mnist(scale: str) -> dict:
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
           arms=("sheaf", "cnn_gap", "cnn_gmp", "k0"), once=("k0",),
-          train=dict(steps=1500, batch_size=64, lr=1e-3, warmup=50, weight_decay=1e-7, ema_decay=0.99, checkpoint_every=250),
+          train=dict(steps=1200, batch_size=48, lr=1e-3, warmup=50, schedule="cosine", weight_decay=1e-7, skip=5, ema_decay=0.99,
+                     checkpoint_every=200),
           data=dict(source="mnist", train=20_000, val=2_000, test=10_000),
           evaluation=dict(examples=1000, batch=100) | shifts,
           iterations=dict(train=(10, 10), eval=20, far=40),
-          tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "cnn_gap", "cnn_gmp")}, fraction=0.25),
+          tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "cnn_gap", "cnn_gmp")}),
           expect={"acc_clean": (0.95, None), "acc_pad16": (0.75, None), "acc_pad16_cnn_gap": (None, 0.50)}),
       "gpu": dict(
           arms=("sheaf", "cnn_gap", "cnn_gmp"), seeds=(0,),

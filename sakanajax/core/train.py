@@ -44,6 +44,8 @@ class TrainConfig:
     b1: decay of Adam's first moment.
     b2: decay of Adam's second moment.
     clip: largest global norm of the gradient; 0 switches clipping off.
+    skip: how many steps in a row may be left out because their gradient is not finite, as a long unrolled loop
+      sometimes makes it; 0: none, the first one ends the run.
     ema_decay: decay of the average of the weights.
     log_every: steps between two lines of metrics.
     checkpoint_every: steps between two checkpoints.
@@ -59,6 +61,7 @@ class TrainConfig:
   b1: float = 0.9
   b2: float = 0.999
   clip: float = 1.0
+  skip: int = 0
   ema_decay: float = 0.999
   log_every: int = 50
   checkpoint_every: int = 500
@@ -68,7 +71,7 @@ class TrainConfig:
     for name in ("batch_size", "log_every", "checkpoint_every", "keep"):
       if getattr(self, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-    for name in ("steps", "warmup", "lr", "weight_decay", "clip"):
+    for name in ("steps", "warmup", "lr", "weight_decay", "clip", "skip"):
       if not 0 <= getattr(self, name) < math.inf:
         raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
     for name in ("b1", "b2", "ema_decay"):
@@ -109,10 +112,11 @@ def make_schedule(cfg: TrainConfig) -> optax.Schedule:
 
 
 def make_optimizer(cfg: TrainConfig) -> optax.GradientTransformation:
-  """Returns AdamW (decay on all parameters) behind a clip of the global gradient norm."""
+  """Returns AdamW (decay on all parameters) behind a clip of the global gradient norm, skipping what is not finite."""
   clip = optax.clip_by_global_norm(cfg.clip) if cfg.clip else optax.identity()
   adamw = optax.adamw(make_schedule(cfg), cfg.b1, cfg.b2, weight_decay=cfg.weight_decay)
-  return optax.chain(clip, adamw)
+  tx = optax.chain(clip, adamw)
+  return optax.apply_if_finite(tx, cfg.skip) if cfg.skip else tx
 
 
 def init_state(params: PyTree, tx: optax.GradientTransformation) -> TrainState:
@@ -141,7 +145,8 @@ def train_step(
   """Returns the pure step (state, batch, key) -> (state, metrics).
 
   Metrics: what `loss_fn` reports beside `loss`, `lr`, and the global norms `grad_norm` (before
-  the clip), `update_norm` (what was added to the weights) and `param_norm` (after it was).
+  the clip), `update_norm` (what was added to the weights) and `param_norm` (after it was). Where
+  steps may be skipped, `skipped` is 1 for those that were, and their `grad_norm` counts as 0.
   """
   schedule = make_schedule(cfg)
 
@@ -159,6 +164,9 @@ def train_step(
         "update_norm": trees.global_norm(updates),
         "param_norm": trees.global_norm(params),
     }
+    if cfg.skip:
+      skipped = ~jnp.isfinite(measured["grad_norm"])
+      measured |= {"skipped": skipped, "grad_norm": jnp.where(skipped, 0.0, measured["grad_norm"])}
     if taken := set(aux) & (set(measured) | {"step", "samples_per_s"}):
       raise ValueError(f"loss_fn reports {sorted(taken)}, which the training step itself measures")
     return TrainState(state.step + 1, params, opt_state, ema), {**measured, **aux}

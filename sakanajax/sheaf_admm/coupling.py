@@ -23,6 +23,7 @@ import numpy as np
 from sakanajax.sheaf_admm.admm import ZUpdate
 
 SMALLEST = 1e-30  # keeps 0/0 of an edge in full agreement finite
+LOST = 1e4  # growth of ‖F z‖² over its lowest that rounding alone explains
 _EITHER = np.array([[[1.0], [0.0]], [[0.0], [1.0]]], np.float32)  # masks of one end of every edge
 
 
@@ -59,27 +60,31 @@ def laplacian(sheaf: Sheaf, z: jax.Array, weight: jax.Array | float = 1.0) -> ja
 def project(sheaf: Sheaf, w: jax.Array) -> jax.Array:
   """The nearest z with F z = 0, by conjugate gradients on L (w - z) = L w from w - z = 0.
 
-  In this form (CGLS) the steps see F and Fᵀ only, so the answer suffers from the condition of F, not of L = FᵀF. They
-  end when the edges agree to rounding, or ten times that in relation to their disagreement at w.
+  In this form (CGLS) the steps see F and Fᵀ only, so the answer suffers from the condition of F, not of L = FᵀF. They end
+  when the edges agree to rounding, or so well in relation to their disagreement at w; past the best that rounding
+  allows the disagreement would grow again, so the best z is kept.
   """
   adjoint = jax.linear_transpose(lambda z: coboundary(sheaf, z), w)
-  epsilon = float(jnp.finfo(w.dtype).eps)
-  ends = w[sheaf.edges]
-  spoken = sum(jnp.vdot(y, y) for y in (difference(sheaf, ends * mask) for mask in _EITHER))  # ‖F_u w_u‖² + ‖F_v w_v‖²
+  spoken = sum(_energy(difference(sheaf, w[sheaf.edges] * mask)) for mask in _EITHER)  # ‖F_u w_u‖² + ‖F_v w_v‖²
   apart = coboundary(sheaf, w)
-  energy = jnp.vdot(apart, apart)
-  enough = epsilon**2 * jnp.maximum(spoken, 100.0 * energy)
+  enough = (4.0 * float(jnp.finfo(w.dtype).eps)) ** 2 * jnp.maximum(spoken, _energy(apart))
+  most = 2 * w.size + 100
 
   def step(carry):
-    count, z, direction, energy = carry
+    count, z, direction, energy, best, lowest = carry
     (move,) = adjoint(direction)
-    z = z - energy / jnp.vdot(move, move) * move
+    z = z - energy / _energy(move) * move
     apart = coboundary(sheaf, z)
-    lower = jnp.vdot(apart, apart)
-    return count + 1, z, apart + lower / energy * direction, lower
+    lower = _energy(apart)
+    best = jnp.where(lower < lowest, z, best)
+    return count + 1, z, apart + lower / energy * direction, lower, best, jnp.minimum(lower, lowest)
 
-  unfinished = lambda carry: (carry[3] > enough) & (carry[0] < 2 * w.size + 100)
-  return jax.lax.while_loop(unfinished, step, (jnp.int32(0), w, apart, energy))[1]
+  def unfinished(carry):
+    count, _, _, energy, _, lowest = carry
+    return (lowest > enough) & (energy < LOST * lowest) & (count < most)
+
+  start = (jnp.int32(0), w, apart, _energy(apart), w, _energy(apart))
+  return jax.lax.while_loop(unfinished, step, start)[4]
 
 
 @jax.tree_util.register_dataclass
@@ -168,3 +173,7 @@ def edge_update(potential: Lasso | Huber, sheaf: Sheaf) -> ZUpdate:
 def _per_edge(weight):
   weight = jnp.asarray(weight)
   return weight[:, None] if weight.ndim else weight
+
+
+def _energy(y):
+  return jnp.sum(jnp.square(y))

@@ -332,3 +332,24 @@ def test_the_config_survives_replace():
   cfg = toy.config(10)
   assert dataclasses.replace(cfg, steps=3).steps == 3
   assert hash(cfg) == hash(toy.config(10))
+
+
+def test_steps_without_a_finite_gradient_are_left_out():
+  def loss(params, batch, key):
+    del key
+    return jnp.sum(params["w"] * batch["x"]) / batch["ok"], {}
+
+  cfg = train.TrainConfig(steps=4, batch_size=1, lr=0.1, skip=2)
+  tx = train.make_optimizer(cfg)
+  state = train.init_state({"w": jnp.ones(2)}, tx)
+  step = jax.jit(train.train_step(loss, tx, cfg))
+  batch = lambda ok: {"x": jnp.ones(2), "ok": jnp.float32(ok)}
+  key = jax.random.key(0)
+  after, measured = step(state, batch(0.0), key)
+  assert measured["skipped"] and measured["grad_norm"] == 0
+  np.testing.assert_array_equal(after.params["w"], state.params["w"])
+  moved, measured = step(after, batch(1.0), key)
+  assert not measured["skipped"] and np.all(moved.params["w"] < 1)
+  for _ in range(3):  # one more than allowed in a row
+    after, _ = step(after, batch(0.0), key)
+  assert not np.all(np.isfinite(after.params["w"]))

@@ -195,9 +195,11 @@ def test_total_variation_on_a_path_agrees_with_an_interior_point_solver():
   np.testing.assert_allclose(np.ravel(solution.x), np.asarray(answer[0])[:agents], atol=1e-3)
 
 
-@pytest.mark.parametrize("coupling", [Lasso(0.8), Huber(1.5, 0.3)])
-@pytest.mark.parametrize("kind", ["identity", "orthonormal", "shared"])
-def test_edge_potentials_satisfy_the_optimality_conditions(coupling, kind):
+@pytest.mark.parametrize("kind,coupling", [
+    ("identity", Lasso(1.1)), ("orthonormal", Lasso(1.1)), ("shared", Lasso(0.8)),
+    ("identity", Huber(1.5, 0.3)), ("orthonormal", Huber(1.5, 0.3)), ("shared", Huber(1.5, 0.3)),
+])
+def test_edge_potentials_satisfy_the_optimality_conditions(kind, coupling):
   """x - target + Fᵀ y = 0 with y_e in the subdifferential of the potential at (F x)_e."""
   pairs, _, target = random_problem(8, agents=9, edges=12)
   rng = np.random.default_rng(9)
@@ -333,10 +335,9 @@ def test_compiles_once_per_shape():
 
   for start in (0.0, 1.0, 2.0):
     solve(TRIANGLES, None, prox, start * np.ones((6, 2)), rho=1.0 + start, tol=1e-4 * (1 + start))
-  runs = len(traces) - 3  # the shape check calls it once per solve
-  solve(TRIANGLES, None, prox, np.ones((6, 2)))
-  assert len(traces) - 4 == runs
-  assert runs <= 2
+  assert len(traces) == 2  # once for the check of its shape, once for the program
+  solve(TRIANGLES, None, prox, np.ones((6, 5)))
+  assert len(traces) == 4
 
 
 def test_works_inside_jit_and_in_double_precision():
