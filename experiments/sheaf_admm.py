@@ -41,7 +41,7 @@ def run(cfg: Config, unit: Unit, context: Context) -> dict[str, float]:
   arm = dataclasses.replace(arm, train=settings)
   splits = data_lib.load(data_of(arm))
   state = fitting.fit(
-      arm, splits["train"], seed=unit.seed, workdir=context.workdir, fingerprint=context.fingerprint,
+      arm, fitting.training_set(splits), seed=unit.seed, workdir=context.workdir, fingerprint=context.fingerprint,
       desc=context.desc, tensorboard=context.tensorboard)
   evaluator = fitting.Evaluator(arm)
   average = train.ema_params(state, settings.ema_decay)

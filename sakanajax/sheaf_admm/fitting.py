@@ -36,6 +36,12 @@ def as_inputs(cfg: Config, boards: np.ndarray) -> np.ndarray:
   return digits.to_float(boards) if cfg.kind == "mnist" else boards
 
 
+def training_set(splits: dict[str, Arrays]) -> Arrays:
+  """All splits whose name begins with "train", one after the other."""
+  parts = [arrays for name, arrays in splits.items() if name.startswith("train")]
+  return {key: np.concatenate([part[key] for part in parts]) for key in ("inputs", "labels")}
+
+
 def batches(cfg: Config, arrays: Arrays, seed: int) -> Callable[[int], Arrays]:
   """step -> batch: shuffled epochs, with a random symmetry of each board when the config augments."""
   order = core_data.epoch_batches(len(arrays["labels"]), cfg.train.batch_size, seed)
@@ -131,7 +137,7 @@ def measure(cfg: Config, params: Any, splits: dict[str, Arrays], evaluator: Eval
   near, far = cfg.iterations.eval, cfg.iterations.far
   scores: dict[str, float] = {}
   for name, arrays in splits.items():
-    if name == "train":
+    if name.startswith("train"):
       continue
     inputs, labels = as_inputs(cfg, arrays["inputs"][:limit]), arrays["labels"][:limit]
     home = inputs.shape[1:] == splits["train"]["inputs"].shape[1:]

@@ -46,8 +46,14 @@ def sudoku_layout(box: tuple[int, int]) -> Layout:
 
 
 def take(layout: Layout, boards: jax.Array, outside: float) -> jax.Array:
-  """Views of boards: `[B, H, W]` -> `[B, N, P]`; cells off the board read `outside`."""
+  """Views of boards: `[B, H, W]` -> `[B, N, P]`; cells off the board read `outside`.
+
+  Raises:
+    ValueError: when the boards have another number of cells than the layout.
+  """
   flat = jnp.asarray(boards).reshape(boards.shape[0], -1)
+  if flat.shape[1] != layout.size:
+    raise ValueError(f"{'x'.join(map(str, boards.shape[1:]))} boards, but the agents look at {layout.size} cells")
   flat = jnp.concatenate([flat, jnp.full((flat.shape[0], 1), outside, flat.dtype)], 1)
   return flat[:, layout.cells]
 
