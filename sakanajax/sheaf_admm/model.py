@@ -89,7 +89,7 @@ def make_network(cfg: ModelConfig, task: Task) -> Network:
   """Builds the network of `cfg` for `task`.
 
   Raises:
-    ValueError: when the stalk does not fit the task (Sudoku needs d_v divisible by the board side).
+    ValueError: when the stalk does not fit the task (Sudoku needs d_v divisible by the board side) or the maps.
   """
   if cfg.kind == "cnn":
     return _convolutional(cfg, task)
@@ -192,6 +192,8 @@ def _sheaf_core(cfg: ModelConfig, task: Task) -> _Core:
     if cfg.z_update == "gd":
       params["rate"] = jnp.zeros(())
     return params
+
+  jax.eval_shape(lambda key: init(key, None, None), jax.random.key(0))  # refuses maps that do not fit the stalk
 
   def start(params, encoding, graph):
     rate = jax.nn.softplus(params["rate"] + softplus_inverse(0.05)) if cfg.z_update == "gd" else None

@@ -73,6 +73,11 @@ def sudoku(box: tuple[int, int]) -> Task:
   size = box[0] * box[1]
   cells = layout.cells
 
+  def encoder(hidden, heads):
+    if heads["d_v"] % size:
+      raise ValueError(f"d_v {heads['d_v']} must be a multiple of {size}, the cells of an agent")
+    return encoders.CellEncoder(hidden, size + 1, tuple(map(tuple, cells.tolist())), heads)
+
   def loss(logits, inputs, labels):
     target = jnp.broadcast_to(views.take(layout, labels, 0), logits.shape[:-1])
     return jnp.mean(_cross_entropy(logits, target))
@@ -87,8 +92,7 @@ def sudoku(box: tuple[int, int]) -> Task:
 
   return Task(
       slots=size, board=(size, size), graph=lambda board: graph_lib.sudoku_graph(box),
-      view=lambda boards: views.take(layout, boards, 0),
-      encoder=lambda hidden, heads: encoders.CellEncoder(hidden, size + 1, tuple(map(tuple, cells.tolist())), heads),
+      view=lambda boards: views.take(layout, boards, 0), encoder=encoder,
       decoder=lambda hidden, pooled: decoders.CellDecoder(size, hidden),
       loss=loss, predict=predict, score=score,
   )

@@ -133,7 +133,7 @@ def test_trouble_is_one_line_with_the_remedy(client, tmp_path, kind, behaviour, 
   with pytest.raises(UserError) as error:
     assets.fetch("toy")
   text = str(error.value)
-  assert text.startswith("asset toy: ") and "\n" not in text and "--config.data.path=" in text
+  assert text.startswith("asset toy: ") and "\n" not in text and "--config.data.source=" in text
   assert all(part in text for part in parts), text
   assert os.listdir(tmp_path / "cache") == []  # nothing half-written
 

@@ -1,0 +1,167 @@
+"""Fitting and measuring: batches of a step, means over examples, and agents that have left."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sakanajax.core.train import TrainConfig
+from sakanajax.sheaf_admm import fitting
+from sakanajax.sheaf_admm import graph as graph_lib
+from sakanajax.sheaf_admm.config import Config, Evaluation, Iterations
+from tests.sheaf_admm import problems
+
+TRAIN = TrainConfig(steps=2, batch_size=4, lr=1e-2, log_every=1)
+
+
+def config(task="maze", **changes):
+  data = {
+      "maze": {"splits": {"train": dict(n=8, size=(5, 5), min_path=2, seed=0)}},
+      "sudoku": {"box": (2, 2), "splits": {"train": dict(n=8, givens=(6, 9), seed=0, part="train")}},
+      "mnist": {"source": "synthetic"},
+  }[task]
+  return Config(task=task, scale="smoke", seeds=(0,), arms=("sheaf",), data=data, model=problems.TINY, train=TRAIN,
+                iterations=Iterations((1, 3), eval=3, far=5), evaluation=Evaluation(batch=3), **changes)
+
+
+def numbered(count=10, size=(5, 5)):
+  """Boards all different, labels that can be told from them."""
+  inputs = np.arange(count * size[0] * size[1]).reshape(count, *size) % 251
+  return {"inputs": inputs.astype(np.uint8), "labels": (inputs + 1).astype(np.uint8)}
+
+
+@pytest.mark.parametrize("augment", ["none", "dihedral"])
+def test_batches_depend_on_the_step_alone(augment):
+  arrays, cfg = numbered(), config(augment=augment)
+  batch = fitting.batches(cfg, arrays, seed=3)
+  late = batch(7)
+  for step in range(3):
+    batch(step)
+  again, other = fitting.batches(cfg, arrays, seed=3)(7), fitting.batches(cfg, arrays, seed=4)(7)
+  for key in ("inputs", "labels"):
+    np.testing.assert_array_equal(late[key], again[key])
+  assert (late["inputs"] != other["inputs"]).any() and late["inputs"].shape == (4, 5, 5)
+  np.testing.assert_array_equal(late["labels"], late["inputs"] + 1)  # moved together
+  drawn = np.concatenate([fitting.batches(cfg, arrays, 3)(step)["inputs"] for step in range(5)]).reshape(20, -1)
+  known = {tuple(sorted(board.ravel())) for board in arrays["inputs"]}
+  assert {tuple(sorted(board)) for board in drawn} == known  # two epochs: every board, turned or not
+  plain = {tuple(board.ravel()) for board in arrays["inputs"]}
+  assert all(tuple(board) in plain for board in drawn) == (augment == "none")
+
+
+def test_sudokus_are_augmented_by_all_their_symmetries():
+  from sakanajax.sheaf_admm.data import sudoku
+
+  made = sudoku.splits((2, 2), {"train": sudoku.Split(8, (6, 9), 0, "train")})["train"]
+  batch = fitting.batches(config("sudoku", augment="full"), made, 0)(1)
+  assert (batch["inputs"] != 0).any() and (batch["labels"] != 0).all()
+  given = batch["inputs"] != 0
+  np.testing.assert_array_equal(batch["inputs"][given], batch["labels"][given])
+  for board in batch["labels"]:
+    groups = [*board, *board.T, *board.reshape(2, 2, 2, 2).transpose(0, 2, 1, 3).reshape(4, 4)]
+    assert all(sorted(group) == [1, 2, 3, 4] for group in groups)
+
+
+def test_digits_are_read_as_numbers_from_zero_to_one():
+  images = np.array([[[0, 51, 255]]], np.uint8)
+  np.testing.assert_allclose(fitting.as_inputs(config("mnist"), images), [[[0, 0.2, 1.0]]])
+  assert fitting.as_inputs(config(), images) is images
+
+
+def test_training_set_joins_all_training_splits():
+  splits = {"train": numbered(3), "train_long": numbered(2), "test": numbered(4)}
+  joined = fitting.training_set(splits)
+  np.testing.assert_array_equal(joined["labels"], np.concatenate([splits["train"]["labels"], splits["train_long"]["labels"]]))
+
+
+@pytest.fixture(scope="module")
+def maze():
+  """(cfg, task, network, params) of a tiny maze network."""
+  cfg = config()
+  task, network = fitting.network_of(cfg)
+  return cfg, task, network, problems.stir(jax.jit(network.init)(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("iterations", [(1, 3), (0, 0)])
+def test_loss_draws_the_number_of_iterations(maze, iterations):
+  """The loss of a key is that of the K which the key draws; K = 0 trains the encoder and decoder alone."""
+  cfg, task, network, params = maze
+  cfg = dataclasses.replace(cfg, iterations=Iterations(iterations))
+  inputs, labels = problems.mazes(4)
+  loss = fitting.loss_fn(cfg, task, network)
+  slope = jax.jit(jax.value_and_grad(lambda p, key: loss(p, {"inputs": inputs, "labels": labels}, key)[0]))
+  graph, drawn = task.graph(task.board), set()
+  at = jax.jit(lambda k: task.loss(network.apply(params, inputs, graph, k), inputs, labels))
+  of_k = {k: float(at(k)) for k in range(4)}
+  for seed in range(12):
+    value, gradient = slope(params, jax.random.key(seed))
+    drawn.add(min(of_k, key=lambda k: abs(of_k[k] - float(value))))
+    assert min(abs(v - float(value)) for v in of_k.values()) < 1e-5
+  assert drawn == set(range(iterations[0], iterations[1] + 1))
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)) and np.any(gradient["decoder"]["Dense_0"]["kernel"])
+  assert np.any(gradient["core"]["maps"]) == (iterations != (0, 0))
+
+
+def test_means_weigh_a_short_last_batch_rightly(maze):
+  """Seven examples in batches of three: as one by one, and as all at once."""
+  cfg, task, network, params = maze
+  inputs, labels = problems.mazes(7)
+  got = fitting.Evaluator(cfg)(params, inputs, labels, 3)
+  whole = fitting.Evaluator(dataclasses.replace(cfg, evaluation=Evaluation(batch=100)))(params, inputs, labels, 3)
+
+  @jax.jit
+  def by_hand(params):
+    logits = network.apply(params, inputs, task.graph(task.board), 3)[-1]
+    loss = jnp.stack([task.loss(logits[None, i : i + 1], inputs[i : i + 1], labels[i : i + 1]) for i in range(7)])
+    return {"loss": loss} | task.score(task.predict(logits, (5, 5)), inputs, labels)
+
+  want = {name: float(np.mean(np.asarray(values, np.float64))) for name, values in by_hand(params).items()}
+  assert got.keys() == want.keys() == whole.keys()
+  for name in want:
+    assert got[name] == pytest.approx(want[name], abs=1e-5) and whole[name] == pytest.approx(want[name], abs=1e-5)
+
+
+def test_one_compilation_serves_every_number_of_iterations(maze):
+  cfg, _, _, params = maze
+  evaluator = fitting.Evaluator(cfg)
+  inputs, labels = problems.mazes(3)
+  losses = [evaluator(params, inputs, labels, k)["loss"] for k in (1, 4, 30)]
+  assert evaluator._run._cache_size() == 1 and len(set(losses)) == 3
+
+
+def test_agents_that_left_have_no_influence_and_no_vote():
+  """Digits: what a removed agent sees, and what it would have said, changes nothing for the others."""
+  cfg = config("mnist")
+  cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, z_update="project", objective="lasso"))
+  task, network = fitting.network_of(cfg)
+  params = problems.stir(jax.jit(network.init)(jax.random.key(0)), 1.0)
+  rng = np.random.default_rng(1)
+  images, labels = rng.random((3, 28, 28)).astype(np.float32), rng.integers(0, 10, 3)
+  stays = rng.random((3, 81)) > 0.4
+  gone = np.repeat(np.repeat((~stays).reshape(3, 9, 9), 3, 1), 3, 2)  # patches do not overlap: 27 x 27 pixels
+  mask = np.pad(gone, ((0, 0), (0, 1), (0, 1)))
+
+  def stayers(images, weights):
+    """What those who stay say of every image, weighted."""
+    def one(image, stay, weight):
+      logits = network.apply(params, image[None], graph_lib.drop_agents(task.graph(task.board), ~stay), 3, 3)[-1, 0]
+      return jnp.sum(jnp.where(stay[:, None], logits, 0.0) * weight), logits
+
+    totals, logits = jax.vmap(one)(images, stays, weights)
+    return totals.sum(), logits
+
+  weights = rng.normal(size=(3, 81, 10)).astype(np.float32)
+  (_, logits), slope = jax.jit(jax.value_and_grad(stayers, has_aux=True))(images, weights)
+  assert not np.any(np.asarray(slope)[mask]) and np.any(np.asarray(slope)[~mask])
+
+  evaluator = fitting.Evaluator(cfg)
+  probabilities = np.asarray(jax.nn.softmax(logits))
+  vote = np.stack([p[s].sum(0) for p, s in zip(probabilities, stays)]).argmax(-1)
+  everybody = probabilities.mean(1).argmax(-1)
+  assert evaluator(params, images, vote, 3, stays)["acc"] == 1.0  # the majority of those who stay
+  assert (vote != everybody).any(), "the seed should tell the two votes apart"
+  noisy = np.where(mask, rng.random(images.shape), images).astype(np.float32)
+  assert evaluator(params, noisy, vote, 3, stays)["acc"] == 1.0
+  assert evaluator(params, images, labels, 3, np.ones((3, 81), bool)) == pytest.approx(evaluator(params, images, labels, 3))
