@@ -40,8 +40,9 @@ OK, MISSED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
 
 def run(experiment: Experiment) -> None:
   """Runs the binary: parses the command line, does the work, exits with the code of the module's docstring."""
-  from absl import app, flags
+  from absl import app, flags, logging
 
+  logging.set_verbosity(logging.WARNING)  # orbax reports every file it writes
   command_line.define(experiment, flags.FLAGS, sys.argv)
   parsed = []
 

@@ -35,6 +35,8 @@ def run(cfg: Config, unit: Unit, context: Context) -> dict[str, float]:
   from sakanajax.sheaf_admm.config import data_of
 
   jax.config.update("jax_default_matmul_precision", "highest")
+  if cfg.scale == "smoke":  # a handful of steps: compiling is all the work
+    jax.config.update("jax_disable_most_optimizations", True)
   arm = of_arm(cfg, unit.arm)
   steps = max(1, round(arm.train.steps * unit.fraction))
   settings = dataclasses.replace(arm.train, steps=steps, lr=unit.lr or arm.train.lr)
