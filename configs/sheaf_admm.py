@@ -123,7 +123,7 @@ def _sudoku(scale: str) -> dict:
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
           arms=("sheaf", "mpnn", "slot", "k0"), once=("k0",),
-          train=dict(steps=1600, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
+          train=dict(steps=800, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
                      checkpoint_every=200),
           data={"box": box, "splits": _puzzles(20_000, 1000, (12, 20))}, evaluation=dict(examples=1000, batch=100),
           iterations=dict(train=(10, 10), eval=20, far=20),
@@ -151,12 +151,11 @@ def _sudoku9(scale: str) -> dict:
           data={"box": box, "splits": _puzzles(64, 16, (40, 50))}, evaluation=dict(examples=16, batch=16),
           iterations=dict(train=(3, 3), eval=6, far=6)),
       "cpu": dict(
-          arms=("sheaf", "mpnn", "slot"), seeds=(0,),
-          train=dict(steps=400, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
+          arms=("sheaf", "mpnn", "slot"), seeds=(0,),  # at the rate that the sweep on 6x6 picks for all three
+          train=dict(steps=250, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
                      checkpoint_every=200),
           data={"box": box, "splits": _puzzles(20_000, 500, (42, 58))}, evaluation=dict(examples=500, batch=100),
           iterations=dict(train=(10, 10), eval=20, far=20),
-          tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "mpnn", "slot")}),
           expect={"empty_acc_gain": (0.0, None)}),
       "gpu": dict(
           arms=("sheaf", "mpnn", "slot"), seeds=(0,),
@@ -196,11 +195,11 @@ def _mnist(scale: str) -> dict:
           evaluation=dict(examples=32, batch=32, pads=(16,), noises=(0.1,), drops=(0.1,)),
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
-          arms=("sheaf", "cnn_gap", "cnn_gmp", "k0"), once=("k0",),
+          arms=("sheaf", "cnn_gap", "cnn_gmp"),
           train=dict(steps=900, batch_size=48, lr=1e-3, warmup=50, schedule="cosine", weight_decay=1e-7, skip=5, ema_decay=0.99,
                      checkpoint_every=200),
           data=dict(source="mnist", train=20_000, val=2_000, test=10_000),
-          evaluation=dict(examples=1000, batch=100) | shifts,
+          evaluation=dict(examples=500, batch=100, pads=(4, 8, 16), noises=(0.1, 0.2), drops=(0.1, 0.3)),
           iterations=dict(train=(10, 10), eval=20, far=20),
           tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "cnn_gap", "cnn_gmp")}),
           expect={"acc_clean": (0.95, None), "acc_pad16": (0.75, None), "acc_pad16_cnn_gap": (None, 0.50)}),
