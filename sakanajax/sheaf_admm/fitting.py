@@ -147,7 +147,7 @@ def measure(cfg: Config, params: Any, splits: dict[str, Arrays], evaluator: Eval
     home = inputs.shape[1:] == splits["train"]["inputs"].shape[1:]
     for key, value in evaluator(params, inputs, labels, near if home else far).items():
       scores[f"{key}_{name}"] = value
-  if cfg.kind == "mnist":
+  if cfg.kind == "mnist" and "test" in splits:
     test = splits["test"]
     scores["acc_clean"] = scores.pop("acc_test")
     scores |= _corrupted(cfg, params, as_inputs(cfg, test["inputs"][:limit]), test["labels"][:limit], evaluator)
