@@ -13,6 +13,9 @@ What a `cpu` run costs on two cores (--jobs=2), and what to expect of the method
 
 from ml_collections import ConfigDict
 
+from sakanajax.core.config import complete
+from sakanajax.sheaf_admm.config import Config
+
 SCALES = ("smoke", "cpu", "gpu", "paper")
 TASKS = ("maze", "sudoku", "sudoku9", "mnist", "speed")
 
@@ -25,7 +28,7 @@ def get_config(arg: str = "maze,cpu") -> ConfigDict:
   task, scale = parts
   sections = {"maze": _maze, "sudoku": _sudoku, "sudoku9": _sudoku9, "mnist": _mnist, "speed": _speed}[task](scale)
   base = {"task": task, "scale": scale, "seeds": (0,) if scale == "smoke" else (0, 1, 2), "expect": {}}
-  return ConfigDict(base | sections)
+  return ConfigDict(complete(Config, base | sections))
 
 
 # --- mazes ---------------------------------------------------------------------------------------------------------

@@ -69,6 +69,19 @@ def from_config(cls: type[T], config: Any, path: str = "config") -> T:
     raise UserError(f"{path}: {error}") from error
 
 
+def complete(cls: type, values: collections.abc.Mapping[str, Any]) -> dict[str, Any]:
+  """Returns `values` with every default of the frozen dataclass `cls` filled in, so that flags can override any key."""
+
+  def plain(value):
+    if dataclasses.is_dataclass(value):
+      return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, collections.abc.Mapping):
+      return {key: plain(item) for key, item in value.items()}
+    return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
+
+  return plain(from_config(cls, values))
+
+
 def to_dict(config: Any) -> Any:
   """Returns the plain JSON-able form: dataclasses become dicts, tuples become lists, paths and keys become str."""
   if dataclasses.is_dataclass(config) and not isinstance(config, type):

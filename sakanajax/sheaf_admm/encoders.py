@@ -143,7 +143,7 @@ class CellEncoder(nn.Module):
     size = view.shape[-1]
     per_cell = self.heads["d_v"] // size
     embed = nn.initializers.normal(self.hidden**-0.5)
-    x = nn.Dense(self.hidden)(jax.nn.one_hot(view, self.digits))
+    x = nn.Dense(self.hidden)(jax.nn.one_hot(view.astype(jnp.int32), self.digits))
     cells = np.asarray(self.cells)
     x = x + self.param("cell", embed, (cells.size // 3, self.hidden))[cells]
     x = (x + self.param("position", embed, (size, self.hidden))) * (self.hidden / 2) ** 0.5

@@ -188,7 +188,7 @@ def _edges(axes, n, scale) -> Artist:
   from matplotlib.collections import LineCollection
 
   height, width = n.board.shape
-  ground = (n.board == maze_text.WALL) * 0.13 if n.kind == "maze" else 0.35 * n.board
+  ground = (n.board == maze_text.WALL) * 0.09 if n.kind == "maze" else 0.35 * n.board
   axes.imshow(1.0 - ground, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
   down, right = (graph_lib.grid_centres(length, *n.patch) for length in (height, width))
   places = np.stack(np.meshgrid(right, down), -1).reshape(-1, 2)
@@ -205,7 +205,7 @@ def _edges(axes, n, scale) -> Artist:
     lines.set_segments(places[n.edges[order]])
     lines.set_array(values[order])
     share = np.asarray(scale(np.maximum(values[order], scale.vmin))).clip(0, 1)
-    lines.set_linewidths(pixel * (0.06 + 0.5 * share))
+    lines.set_linewidths(pixel * (0.05 + 0.3 * share))
 
   return update
 

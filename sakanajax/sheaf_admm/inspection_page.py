@@ -47,8 +47,11 @@ def frames(n, given, shown: list[int]) -> list[Any]:
     if n.kind == "mnist":
       movers.append(artists.votes(places[1], n))
       places[1].set_title("vote")
-    movers.append(artists.residual(places[-2], n, n.primal, artists.scale_of(n.primal)))
-    movers.append(artists.disagreement(places[-1], n, artists.scale_of(n.disagreement)))
+    primal, apart = artists.scale_of(n.primal), artists.scale_of(n.disagreement)
+    movers.append(artists.residual(places[-2], n, n.primal, primal))
+    movers.append(artists.disagreement(places[-1], n, apart))
+    plots.colour_bar(figure, places[-2], artists.RESIDUALS, primal)
+    plots.colour_bar(figure, places[-1], artists.DISAGREEMENT, apart)
     places[0].set_title("belief")
     places[-2].set_title("primal residual of agents")
     places[-1].set_title("disagreement of neighbours")
@@ -71,7 +74,7 @@ def _pixels(figure):
 def as_gif(images: list[Any]) -> bytes:
   """An endless GIF that rests on the last image."""
   content = io.BytesIO()
-  small = [image.quantize(128, dither=0) for image in images]
+  small = [_indexed(image) for image in images]
   pace = [600] + [160] * (len(images) - 2) + [2500] if len(images) > 1 else [2500]
   small[0].save(content, "GIF", save_all=True, append_images=small[1:], duration=pace, loop=0, disposal=1)
   return content.getvalue()
@@ -79,8 +82,14 @@ def as_gif(images: list[Any]) -> bytes:
 
 def _png(image: Any) -> bytes:
   content = io.BytesIO()
-  image.quantize(128, dither=0).save(content, "PNG", optimize=True)
+  _indexed(image).save(content, "PNG", optimize=True)
   return content.getvalue()
+
+
+def _indexed(image: Any) -> Any:
+  from PIL import Image
+
+  return image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
 
 
 def as_page(kind: str, report, shown: list[int], images: list[bytes], stills: list[tuple[str, bytes]]) -> str:

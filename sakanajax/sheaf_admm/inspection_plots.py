@@ -48,8 +48,9 @@ def save(path: pathlib.Path, figure) -> None:
 
 def moments(last: int, count: int, first: int = 0) -> list[int]:
   """At most `count` iterations from `first` to `last`, dense at the start, where most happens."""
-  steps = np.geomspace(1, max(1, last - first) + 1, count)
-  return sorted({first + int(round(step)) - 1 for step in steps} | {last})[-count:] if last > first else [last]
+  if last - first < count:
+    return list(range(first, last + 1))
+  return sorted({first + int(round(step)) - 1 for step in np.geomspace(1, last - first + 1, count)})
 
 
 def draw_all(folder: pathlib.Path, n, given, report) -> None:
@@ -67,7 +68,7 @@ def _grid(n, count: int, wide: float = 0.0) -> tuple[int, int, float, float]:
   columns = min(count, 4 if 0.5 < aspect < 2 else 2 if aspect >= 2 else 8)
   rows = -(-count // columns)
   width = 10.0 / columns
-  return rows, columns, 10.0 + wide, rows * (width / aspect + 0.3) + 0.45
+  return rows, columns, 10.0 + wide, rows * (width / aspect + 0.16) + 0.4
 
 
 def draw_evolution(path: pathlib.Path, n, given, report) -> None:
@@ -87,7 +88,7 @@ def draw_evolution(path: pathlib.Path, n, given, report) -> None:
       stack[0].set_title(_after(shown[i]))
       if extra == 2:
         artists.votes(stack[1], n)(shown[i])
-    figure.suptitle(f"{n.kind}: {report.title}", x=0.01, ha="left")
+    figure.suptitle(report.title[0].upper() + report.title[1:], x=0.01, ha="left")
     save(path, figure)
 
 
@@ -96,7 +97,7 @@ def draw_residuals(path: pathlib.Path, n) -> None:
   shown = moments(len(n.primal) - 1, 6, first=1)
   aspect = n.board.shape[1] / n.board.shape[0]
   each = 10.0 / len(shown)
-  with canvas(11.2, 2 * (max(each / aspect, 0.8) + 0.3) + 0.5) as figure:
+  with canvas(11.2, 2 * (max(each / aspect, 0.8) + 0.2) + 0.35) as figure:
     places = figure.subplots(2, len(shown), squeeze=False)
     for row, (label, name, _) in zip(places, MEASURES):
       values = getattr(n, name)
@@ -104,7 +105,7 @@ def draw_residuals(path: pathlib.Path, n) -> None:
       for axes, k in zip(row, shown):
         artists.residual(axes, n, values, scale)(k)
         axes.set_title(_after(k))
-      _colour_bar(figure, row, artists.RESIDUALS, scale, label)
+      colour_bar(figure, row, artists.RESIDUALS, scale, label)
     figure.suptitle("Residuals of each agent, laid out as on the board", x=0.01, ha="left")
     save(path, figure)
 
@@ -122,7 +123,7 @@ def draw_disagreement(path: pathlib.Path, n) -> None:
         continue
       artists.disagreement(axes, n, scale)(shown[i])
       axes.set_title(_after(shown[i]))
-    _colour_bar(figure, places, artists.DISAGREEMENT, scale, "‖F_u z_u - F_v z_v‖")
+    colour_bar(figure, places, artists.DISAGREEMENT, scale, "‖F_u z_u - F_v z_v‖")
     where = "in the cell that they share, the worst of three pairs" if n.box else "on each edge"
     figure.suptitle(f"Where neighbours disagree ({where})", x=0.01, ha="left")
     save(path, figure)
@@ -151,6 +152,7 @@ def draw_curves(path: pathlib.Path, n, report) -> None:
     else:
       right.step(k, report.wrong, where="mid", color=artists.WRONG)
       right.set(ylim=(0, max(1, report.wrong.max()) * 1.05), title="Wrong cells")
+      right.yaxis.get_major_locator().set_params(integer=True)
     right.set(xlabel="iteration")
     save(path, figure)
 
@@ -188,9 +190,16 @@ def _hide(axes) -> None:
     place.set_visible(False)
 
 
-def _colour_bar(figure, places, cmap: str, scale, label: str) -> None:
+def colour_bar(figure, places, cmap: str, scale, label: str = "") -> None:
+  """A colour bar with plain numbers on a logarithmic scale beside the axes `places`."""
   from matplotlib.cm import ScalarMappable
+  from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
   bar = figure.colorbar(ScalarMappable(scale, cmap), ax=list(np.ravel(places)), pad=0.01, fraction=0.03, aspect=22)
+  decades = np.log10(scale.vmax / scale.vmin)
+  bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,), numticks=12))
+  bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+  bar.ax.yaxis.set_minor_locator(NullLocator())
+  bar.ax.tick_params(labelsize=7.5, length=2)
   bar.set_label(label)
   bar.outline.set_visible(False)

@@ -106,7 +106,7 @@ def make_network(cfg: ModelConfig, task: Task) -> Network:
   @jax.jit  # eager, every small operation would be compiled on its own
   def init(key):
     k_encoder, k_decoder, k_core = jax.random.split(key, 3)
-    view = task.view(jnp.zeros((1, *task.board)))
+    view = task.view(jnp.zeros((1, *task.board), jnp.uint8))
     encoder_params = encoder.init(k_encoder, view)
     encoding = encoder.apply(encoder_params, view)
     return {

@@ -44,7 +44,7 @@ def maze(board: tuple[int, int], patch: int = 3, stride: int = 2) -> Task:
 
   def view(boards):
     cells = views.take(layout(boards.shape[1:]), boards, WALL)
-    return jax.nn.one_hot(cells, MAZE_CELLS).reshape(*cells.shape[:2], -1)
+    return jax.nn.one_hot(cells.astype(jnp.int32), MAZE_CELLS).reshape(*cells.shape[:2], -1)
 
   def loss(logits, inputs, labels):
     places = layout(inputs.shape[1:])

@@ -15,6 +15,7 @@ from sakanajax.sheaf_admm import fitting
 from sakanajax.sheaf_admm.config import Config
 
 MATCHED = {"maze": ("mpnn",), "sudoku": ("mpnn", "slot"), "sudoku9": ("mpnn", "slot"), "mnist": ("mpnn", "cnn_gap", "cnn_gmp")}
+NAMES = [f"{task},{scale}" for task in TASKS for scale in SCALES if (task, scale) not in (("sudoku", "gpu"), ("sudoku", "paper"))]
 PUBLISHED = [
     ("maze", "sheaf", 181_859), ("maze", "mpnn", 182_007), ("maze", "mpnn_cm", 48_807), ("sudoku9", "sheaf", 543_025),
     ("sudoku9", "lora", 2_029_233), ("mnist", "sheaf", 1_081_835),
@@ -47,10 +48,10 @@ def test_published_sudoku_message_passing(width, params):
   assert count(dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, d_v=width, d_e=32))) == params
 
 
-@pytest.mark.parametrize("scale", ["cpu", "paper"])
-@pytest.mark.parametrize("task,arm", [(task, arm) for task, arms in MATCHED.items() for arm in arms])
-def test_baselines_have_as_many_parameters(task, arm, scale):
-  name = f"{task},{scale}"
+@pytest.mark.parametrize(
+    "name,arm", [(name, arm) for name in NAMES if name.endswith(("cpu", "paper")) for arm in MATCHED.get(name.split(",")[0], ())]
+)
+def test_baselines_have_as_many_parameters(name, arm):
   assert count_arm(name, arm) == pytest.approx(count_arm(name, "sheaf"), rel=0.02)
 
 
@@ -75,7 +76,7 @@ def test_the_laptop_sudoku():
   assert task.board == (6, 6) and (task.graph(task.board).num_agents, task.graph(task.board).num_edges) == (18, 108)
 
 
-@pytest.mark.parametrize("name", [f"{task},{scale}" for task in TASKS for scale in SCALES])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_config_and_each_of_its_arms_is_valid(name):
   cfg = load(name)
   assert cfg.arms[0] == "sheaf" and set(cfg.once) <= set(cfg.arms) and set(cfg.tune.lrs) <= set(cfg.arms)
@@ -130,7 +131,7 @@ def test_wrong_variants_and_data_are_named():
     config_of_sheaf.data_of(dataclasses.replace(cfg, data={"spltis": {}}))
 
 
-@pytest.mark.parametrize("argument", ["maze", "maze,huge", "chess,cpu", ""])
+@pytest.mark.parametrize("argument", ["maze", "maze,huge", "chess,cpu", "", "sudoku,paper"])
 def test_wrong_config_names(argument):
-  with pytest.raises(ValueError, match="give task,scale"):
+  with pytest.raises(ValueError, match="give task,scale|sudoku9,paper"):
     get_config(argument)

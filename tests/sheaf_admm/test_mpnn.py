@@ -89,8 +89,8 @@ def test_only_the_slot_aware_form_knows_where_a_message_arrives():
   arrivals = [graph_lib.make_graph([(0, 1), (0, 2)], [(s, 0), (1 - s, 0)], 3, 2) for s in (0, 1)]
   messages = np.random.default_rng(3).normal(size=(3, 2, 2)).astype(np.float32)
   for slot_aware in (False, True):
-    pool = jax.jit(lambda graph, aware=slot_aware: mpnn.aggregate(graph, messages, "max", aware)[0])
-    same = np.allclose(pool(arrivals[0]), pool(arrivals[1]))
+    pool = jax.jit(lambda graph, messages, aware=slot_aware: mpnn.aggregate(graph, messages, "max", aware)[0])
+    same = np.allclose(*(pool(graph, messages) for graph in arrivals))
     assert same != slot_aware
 
 
