@@ -168,9 +168,6 @@ def residual(axes: Axes, n, values: np.ndarray, scale) -> Artist:
   image = axes.imshow(agent_map(n, values[-1]), cmap=RESIDUALS, norm=scale, interpolation="nearest")
   if n.box is not None:
     _rule(axes, len(n.board), *n.box, offset=2, colour="white", cells=False)
-    for at, name in (((0, 1.5), "rows"), ((1.5, 0), "columns")):
-      axes.text(*at, name, rotation=90 if name == "rows" else 0, fontsize=5.5, color=MUTED,
-                ha="center" if name == "rows" else "right", va="bottom" if name == "rows" else "center")
 
   def update(k):
     image.set_data(np.ma.masked_invalid(agent_map(n, values[k])))
@@ -216,13 +213,18 @@ def _shared_cells(axes, n, scale) -> Artist:
   image = axes.imshow(np.ones((side, side)), cmap=DISAGREEMENT, norm=scale, interpolation="nearest")
   _rule(axes, side, *n.box)
   size = _points(axes, side, 0.38)
-  for row, column in np.argwhere(n.board > 0):
-    axes.text(column, row, str(n.board[row, column]), ha="center", va="center_baseline", fontsize=size, color="#475569")
+  givens = {
+      (row, column): axes.text(column, row, str(n.board[row, column]), ha="center", va="center_baseline", fontsize=size)
+      for row, column in np.argwhere(n.board > 0)
+  }
 
   def update(k):
     loudest = np.zeros(side * side)
     np.maximum.at(loudest, cells, np.nan_to_num(n.disagreement[k]))
-    image.set_data(np.maximum(loudest, scale.vmin).reshape(side, side))
+    loudest = np.maximum(loudest, scale.vmin).reshape(side, side)
+    image.set_data(loudest)
+    for cell, text in givens.items():
+      text.set_color("white" if scale(loudest[cell]) > 0.5 else "#475569")
 
   return update
 

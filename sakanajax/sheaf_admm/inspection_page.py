@@ -37,7 +37,7 @@ def frames(n, given, shown: list[int]) -> list[Any]:
   from PIL import Image
 
   height, width = n.board.shape
-  stacked = width > 2 * height  # a wide board has its panels below each other
+  stacked = width > 1.6 * height  # a wide board has its panels below each other
   panels = 4 if n.kind == "mnist" else 3
   size = (7.0, panels * (6.6 * height / width + 0.35) + 0.4) if stacked else (3.3 * panels, 3.2 * max(height / width, 0.6) + 0.8)
   images = []
@@ -46,7 +46,7 @@ def frames(n, given, shown: list[int]) -> list[Any]:
     movers = [artists.belief(places[0], n, given)]
     if n.kind == "mnist":
       movers.append(artists.votes(places[1], n))
-      places[1].set_title("vote")
+      places[1].set(title="vote", box_aspect=None if stacked else 1)
     primal, apart = artists.scale_of(n.primal), artists.scale_of(n.disagreement)
     movers.append(artists.residual(places[-2], n, n.primal, primal))
     movers.append(artists.disagreement(places[-1], n, apart))

@@ -50,7 +50,10 @@ def moments(last: int, count: int, first: int = 0) -> list[int]:
   """At most `count` iterations from `first` to `last`, dense at the start, where most happens."""
   if last - first < count:
     return list(range(first, last + 1))
-  return sorted({first + int(round(step)) - 1 for step in np.geomspace(1, last - first + 1, count)})
+  steps = np.geomspace(1, last - first + 1, count).round().astype(int) - 1
+  for i in range(1, count):
+    steps[i] = max(steps[i], steps[i - 1] + 1)  # no two alike
+  return (first + steps).tolist()
 
 
 def draw_all(folder: pathlib.Path, n, given, report) -> None:
@@ -65,7 +68,7 @@ def draw_all(folder: pathlib.Path, n, given, report) -> None:
 def _grid(n, count: int, wide: float = 0.0) -> tuple[int, int, float, float]:
   """(rows, columns, width, height in inches) for `count` pictures of the board."""
   aspect = n.board.shape[1] / n.board.shape[0]
-  columns = min(count, 4 if 0.5 < aspect < 2 else 2 if aspect >= 2 else 8)
+  columns = min(count, 4 if 0.6 < aspect < 1.6 else 2 if aspect >= 1.6 else 8)
   rows = -(-count // columns)
   width = 10.0 / columns
   return rows, columns, 10.0 + wide, rows * (width / aspect + 0.16) + 0.4
@@ -106,7 +109,8 @@ def draw_residuals(path: pathlib.Path, n) -> None:
         artists.residual(axes, n, values, scale)(k)
         axes.set_title(_after(k))
       colour_bar(figure, row, artists.RESIDUALS, scale, label)
-    figure.suptitle("Residuals of each agent, laid out as on the board", x=0.01, ha="left")
+    layout = "columns above, rows at the left, boxes" if n.box else "laid out as on the board"
+    figure.suptitle(f"Residuals of each agent ({layout})", x=0.01, ha="left")
     save(path, figure)
 
 
@@ -154,6 +158,8 @@ def draw_curves(path: pathlib.Path, n, report) -> None:
       right.set(ylim=(0, max(1, report.wrong.max()) * 1.05), title="Wrong cells")
       right.yaxis.get_major_locator().set_params(integer=True)
     right.set(xlabel="iteration")
+    for axes in (left, right):
+      axes.xaxis.get_major_locator().set_params(integer=True)
     save(path, figure)
 
 

@@ -156,7 +156,8 @@ def test_agents_that_left_have_no_influence_and_no_vote():
 
   weights = rng.normal(size=(8, 81, 10)).astype(np.float32)
   (_, logits), slope = jax.jit(jax.value_and_grad(stayers, has_aux=True))(images, weights)
-  assert not np.any(np.asarray(slope)[mask]) and np.any(np.asarray(slope)[~mask])
+  slope = np.abs(slope)  # what remains are the step lengths of the solver, which see epsilon² of those who left
+  assert slope[mask].max() < 1e-9 * slope[~mask].max()
 
   evaluator = fitting.Evaluator(cfg)
   probabilities = np.asarray(jax.nn.softmax(logits))

@@ -164,6 +164,18 @@ def test_gradients_are_finite_at_perfect_agreement(update):
       np.testing.assert_allclose(z, w, atol=1e-6)
 
 
+def test_agents_without_edges_do_not_meet_the_others():
+  """Soft consensus from w: one that was cut out keeps its own w, and the others' steps do not see it."""
+  graph, maps = sudoku(box=(2, 2))
+  gone = np.arange(12) % 5 == 1
+  laplacian = functools.partial(sheaf.laplacian, graph_lib.drop_agents(graph, jnp.asarray(gone)), maps)
+  w = np.random.default_rng(0).normal(size=(12, 8)).astype(np.float32)
+  solve = lambda w: z_update.prox_cg(laplacian, w, w, 0.5, gamma=2.0, steps=3)
+  z, slope = jax.jit(lambda w: (solve(w), jax.grad(lambda w: jnp.sum(jnp.sin(solve(w))[~gone]))(w)))(w)
+  np.testing.assert_allclose(np.asarray(z)[gone], w[gone], atol=1e-6)
+  assert not np.asarray(slope)[gone].any() and np.asarray(slope)[~gone].any()
+
+
 def test_examples_of_a_batch_do_not_meet():
   """Inner products run over agents and stalk, never over the batch."""
   laplacian, _, w, z = setting(*sudoku(box=(2, 2)))
