@@ -89,7 +89,7 @@ def _png(image: Any) -> bytes:
 def _indexed(image: Any) -> Any:
   from PIL import Image
 
-  return image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+  return image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
 
 
 def as_page(kind: str, report, shown: list[int], images: list[bytes], stills: list[tuple[str, bytes]]) -> str:
