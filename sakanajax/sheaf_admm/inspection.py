@@ -157,18 +157,23 @@ def negotiate(cfg: Config, network: Network, params: Any, board: np.ndarray) -> 
   if agents * iterations * (2 * cfg.model.d_v + outputs) > LARGEST:
     raise UserError(f"a {size[0]}x{size[1]} board has {agents} agents, too many to keep {iterations} iterations of; "
                     "give a smaller one, or fewer iterations by --config.iterations.far")
-  graph, boards = task.graph(size), jnp.asarray(board)[None]
-  with jax.default_matmul_precision("highest"):
-    first = jax.jit(network.apply)(params, boards, graph, jnp.int32(0))[-1:]
-    logits, trace = jax.jit(network.trace, static_argnums=3)(params, boards, graph, iterations)
+  graph = task.graph(size)
+
+  @jax.jit
+  def look(params, boards, graph):
+    first = network.apply(params, boards, graph, 0)[-1:]
+    logits, trace = network.trace(params, boards, graph, iterations)
     logits = jnp.concatenate([first, logits])[:, 0]
-    prediction, belief = task.predict(logits, size), _belief(cfg, layout, logits, size)
-  trace = jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), trace)
-  late = lambda values: np.concatenate([np.full_like(values[:1], np.nan), values])
+    seen = (task.predict(logits, size), _belief(cfg, layout, logits, size), trace.primal, trace.dual, trace.disagreement)
+    return seen, trace.x, trace.z
+
+  with jax.default_matmul_precision("highest"):
+    seen, x, z = jax.device_get(look(params, jnp.asarray(board)[None], graph))
+  prediction, belief, *residuals = seen
+  late = lambda values: np.concatenate([np.full_like(values[:1], np.nan), values])[:, 0]
   return Negotiation(
-      cfg.kind, board, np.asarray(prediction), np.asarray(belief), late(trace.primal), late(trace.dual),
-      late(trace.disagreement), trace.x, trace.z, np.asarray(graph.edges), np.asarray(graph.slots),
-      tuple(data_of(cfg).box) if cfg.kind == "sudoku" else None, PATCHES.get(cfg.kind))
+      cfg.kind, board, prediction, belief, *map(late, residuals), x[:, 0], z[:, 0], np.asarray(graph.edges),
+      np.asarray(graph.slots), tuple(data_of(cfg).box) if cfg.kind == "sudoku" else None, PATCHES.get(cfg.kind))
 
 
 def _layout(cfg: Config, size: tuple[int, int]) -> views.Layout:

@@ -1,5 +1,6 @@
 """Small graphs, maps and networks that the tests of the sheaf share, and the slow ways to compute with them."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -81,9 +82,28 @@ def mazes(count, seed=0, size=(5, 5)):
   return rng.integers(1, 5, (count, *size)).astype(np.uint8), rng.integers(1, 6, (count, *size)).astype(np.uint8)
 
 
-def stir(params, scale=0.3, seed=0):
-  """Weights moved off their start, so that heads which begin at zero take part."""
-  leaves, tree = jax.tree.flatten(params)
+def random_weights(network, *inputs, seed=0):
+  """Weights of the usual sizes with no compilation; heads that begin at zero take part, too.
+
+  network: has `init(key, *inputs)`.
+  """
   rng = np.random.default_rng(seed)
-  moved = [jnp.asarray(leaf + scale * rng.normal(size=leaf.shape), leaf.dtype) for leaf in leaves]
-  return jax.tree.unflatten(tree, moved)
+
+  def one(path, leaf):
+    draw = rng.normal(size=leaf.shape)
+    if path[-1].key == "scale":
+      return jnp.asarray(1 + 0.1 * draw, leaf.dtype)
+    return jnp.asarray(draw * (leaf.shape[-2] ** -0.5 if leaf.ndim > 1 else 0.1), leaf.dtype)
+
+  return jax.tree_util.tree_map_with_path(one, jax.eval_shape(network.init, jax.random.key(0), *inputs))
+
+
+@contextlib.contextmanager
+def quick_compilation():
+  """What compiles in seconds and runs for milliseconds is better left without XLA's optimisations."""
+  before = jax.config.jax_disable_most_optimizations
+  jax.config.update("jax_disable_most_optimizations", True)
+  try:
+    yield
+  finally:
+    jax.config.update("jax_disable_most_optimizations", before)

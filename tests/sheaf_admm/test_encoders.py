@@ -8,9 +8,16 @@ import pytest
 
 from sakanajax.sheaf_admm import encoders
 from sakanajax.sheaf_admm import graph as graph_lib
+from tests.sheaf_admm import problems
 
 CELLS = tuple(map(tuple, graph_lib.sudoku_cells((2, 2)).tolist()))
 HEADS = dict(d_v=8, d_e=2, slots=4, objective="l1box_diag", rank=2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly():
+  with problems.quick_compilation():
+    yield
 
 
 def build(trunk, **changes):

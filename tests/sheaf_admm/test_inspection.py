@@ -223,6 +223,7 @@ def test_all_files_are_whole(units, inputs, tmp_path, capsys, task):
   assert {"maze": "solved", "sudoku": "solved", "mnist": "of 81 agents say"}[task] in printed
 
 
+@pytest.mark.slow
 def test_other_shapes_of_boards_are_drawn(units, tmp_path):
   cfg, _, folder = units["maze"]
   (tmp_path / "keep.txt").write_text("mine")
@@ -232,9 +233,13 @@ def test_other_shapes_of_boards_are_drawn(units, tmp_path):
 
 
 def test_a_single_agent_has_no_neighbours(units, tmp_path):
-  cfg, _, folder = units["mnist"]
-  inspection.run(cfg, str(folder), str(picture(tmp_path / "dot.png", 3)), str(tmp_path / "out"))
-  assert sorted(p.name for p in (tmp_path / "out").iterdir()) == FILES
+  cfg, params, _ = units["mnist"]
+  given = inspection_boards.read(cfg, str(picture(tmp_path / "dot.png", 3)))
+  n = inspection.negotiate(cfg, fitting.network_of(cfg)[1], params, given.board)
+  assert n.disagreement.shape == (8, 0)
+  inspection_plots.draw_disagreement(tmp_path / "disagreement.png", n)
+  inspection_plots.draw_trajectories(tmp_path / "trajectories.png", n)
+  assert len(inspection_page.frames(n, given, [0, 7])) == 2
 
 
 def test_agents_stand_where_their_cells_are():

@@ -24,6 +24,12 @@ CASES = {  # the three tasks, both forms of modulation, every solver and option
 STEPS = 6
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quickly():
+  with problems.quick_compilation():
+    yield
+
+
 def boards(task, count=3, seed=0):
   rng = np.random.default_rng(seed)
   if task.board == (9, 9):
@@ -36,7 +42,7 @@ def built(name):
   """(network, params, boards, graph, jitted apply with a run-time K)"""
   cfg, task = CASES[name]
   network = model_lib.make_network(cfg, task)
-  params = problems.stir(jax.jit(network.init)(jax.random.key(0)), 0.1)
+  params = problems.random_weights(network)
   graph = task.graph(task.board)
   return network, params, boards(task), graph, jax.jit(lambda p, b, k: network.apply(p, b, graph, k))
 
@@ -98,10 +104,12 @@ def test_modulation_begins_with_the_base_maps(init, rank):
   without = jax.tree.map(lambda leaf: leaf, params)
   for head in ("a", "b", "factor_norm"):
     del without["encoder"]["Heads_0"][head]
-  run = lambda network, params: jax.jit(lambda p, b: network.apply(p, b, graph, STEPS))(params, inputs)
-  want = run(plain, without)
-  np.testing.assert_allclose(run(network, params), want, atol=1e-5)
-  assert np.abs(run(network, problems.stir(params)) - want).max() > 1e-2  # and it does something later
+  run, bare = (jax.jit(lambda p, net=net: net.apply(p, inputs, graph, STEPS)) for net in (network, plain))
+  want = bare(without)
+  np.testing.assert_allclose(run(params), want, atol=1e-5)
+  for head in ("a", "b"):
+    params["encoder"]["Heads_0"][head]["bias"] += 1.0
+  assert np.abs(run(params) - want).max() > 1e-2  # and it does something later
 
 
 @pytest.mark.parametrize("name", ["maze", "digits"])
@@ -123,7 +131,7 @@ def test_gradients_are_finite_when_everybody_agrees(z_update):
   """Blank boards, identity maps: views, seeds and states are equal, so every residual is exactly zero."""
   cfg, task = problems.tiny_maze(map_init="identity", d_e=4, lora_rank=0, z_update=z_update)
   network = model_lib.make_network(cfg, task)
-  params, graph = jax.jit(network.init)(jax.random.key(0)), task.graph(task.board)
+  params, graph = problems.random_weights(network), task.graph(task.board)
   blank = np.full((1, 5, 5), 2, np.uint8)
   total = lambda p, k: jnp.sum(jnp.sin(network.apply(p, blank, graph, k, 4)))
   with jax.debug_nans(True):
@@ -133,7 +141,7 @@ def test_gradients_are_finite_when_everybody_agrees(z_update):
 
 @pytest.mark.parametrize("name", ["maze", "digits"])
 def test_residuals_stay_bounded_for_three_hundred_iterations(name):
-  """Untrained, with the solver of the paper's maze (soft) and digits (hard, five steps)."""
+  """Untrained, modulated, with the solver of the paper's maze (soft) and digits (hard, five steps)."""
   if name == "maze":
     task = tasks.maze((11, 11))
     cfg = ModelConfig(d_v=10, d_e=5, hidden=8, decoder_hidden=8, gamma=5.0, z_steps=5, lora_rank=4)
@@ -143,7 +151,7 @@ def test_residuals_stay_bounded_for_three_hundred_iterations(name):
   network = model_lib.make_network(cfg, task)
   rng = np.random.default_rng(0)
   inputs = rng.integers(1, 5, (1, 11, 11)) if name == "maze" else rng.random((1, 28, 28)).astype(np.float32)
-  params, graph = jax.jit(network.init)(jax.random.key(0)), task.graph(task.board)
+  params, graph = problems.random_weights(network), task.graph(task.board)
   logits, trace = jax.jit(lambda p: network.trace(p, inputs, graph, 300))(params)
   assert np.isfinite(logits).all()
   for residual in (trace.primal, trace.dual):
@@ -173,7 +181,7 @@ def test_boards_and_graphs_of_different_sizes_are_refused():
 def test_message_passing_network(slot_aware):
   cfg, task = problems.tiny_maze(kind="mpnn", d_v=6, d_e=3, slot_aware=slot_aware)
   network = model_lib.make_network(cfg, task)
-  params, graph, inputs = jax.jit(network.init)(jax.random.key(0)), task.graph(task.board), boards(task)
+  params, graph, inputs = problems.random_weights(network), task.graph(task.board), boards(task)
   apply = jax.jit(lambda p, b, k: network.apply(p, b, graph, k))
   assert network.trace is None
   once, twice = apply(params, inputs, 1), apply(params, inputs, 2)
@@ -185,7 +193,7 @@ def test_message_passing_network(slot_aware):
 def test_convolutional_network_does_not_iterate(pool):
   cfg, task = ModelConfig(kind="cnn", d_v=2, pool=pool), tasks.digits((9, 9))
   network = model_lib.make_network(cfg, task)
-  params, images = jax.jit(network.init)(jax.random.key(0)), boards(task)
+  params, images = problems.random_weights(network), boards(task)
   apply = jax.jit(lambda p, b, k: network.apply(p, b, None, k))
   few, many = apply(params, images, 0), apply(params, images, 9)
   assert few.shape == (1, 3, 1, 10)

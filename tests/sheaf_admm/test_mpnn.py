@@ -52,7 +52,7 @@ def layer(slot_aware=False, types=3):
   """(params, jitted apply, state, context) of one round on GRAPH."""
   module = mpnn.Round(width=4, message=2, types=types, slot_aware=slot_aware)
   state, context = np.random.default_rng(1).normal(size=(2, 2, 6, 4)).astype(np.float32)
-  params = problems.stir(jax.jit(module.init)(jax.random.key(0), state, context, GRAPH))
+  params = problems.random_weights(module, state, context, GRAPH)
   return params, jax.jit(module.apply), state, context
 
 

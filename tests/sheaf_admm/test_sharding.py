@@ -16,12 +16,18 @@ CFG = Config(
     train=train.TrainConfig(steps=2, batch_size=8, lr=1e-2, weight_decay=0.1))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quickly():
+  with problems.quick_compilation():
+    yield
+
+
 @pytest.fixture(scope="module")
 def step():
   """(the step, its state before, its batch, what one device makes of them)"""
   task, network = fitting.network_of(CFG)
   tx = train.make_optimizer(CFG.train)
-  params = problems.stir(jax.jit(network.init)(jax.random.key(0)))
+  params = problems.random_weights(network)
   state = jax.jit(lambda p: train.init_state(p, tx))(params)
   inputs, labels = problems.mazes(8)
   batch = {"inputs": inputs, "labels": labels}
