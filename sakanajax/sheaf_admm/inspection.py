@@ -107,7 +107,7 @@ def load_params(cfg: Config, network: Network, checkpoint: str) -> Any:
   state, meta = checkpoint_lib.restore(folder, jax.eval_shape(make, jax.random.key(0)))
   trained = meta.get("train")
   decay = trained.get("ema_decay", cfg.train.ema_decay) if isinstance(trained, dict) else cfg.train.ema_decay
-  return train.ema_params(state, decay)
+  return jax.jit(train.ema_params, static_argnums=1)(state, decay)
 
 
 def _checkpoints(folder: pathlib.Path) -> pathlib.Path:

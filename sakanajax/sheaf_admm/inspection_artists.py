@@ -231,12 +231,12 @@ def _shared_cells(axes, n, scale) -> Artist:
 
 def _rule(axes, side, height, width, offset=0, colour=INK, cells=True) -> None:
   """Lines between cells, stronger between boxes."""
-  for i in range(side + 1):
-    for step, draw, other in ((height, axes.hlines, width), (width, axes.vlines, height)):
-      del other
-      thick = i % step == 0
-      if thick or cells:
-        draw(i - 0.5 + offset, offset - 0.5, side - 0.5 + offset, color=colour, linewidth=1.1 if thick else 0.3)
+  at = np.arange(side + 1)
+  ends = offset - 0.5, side - 0.5 + offset
+  for draw, step in ((axes.hlines, height), (axes.vlines, width)):
+    draw(at[::step] + ends[0], *ends, color=colour, linewidth=1.1)
+    if cells:
+      draw(at[at % step > 0] + ends[0], *ends, color=colour, linewidth=0.3)
 
 
 def _points(axes, across: int, share: float) -> float:

@@ -25,7 +25,7 @@ PAPER = PAPERS["sheaf_admm"]
 TRAINED = [(task, scale) for scale in ("cpu", "paper") for task in papers.tasks(PAPER, scale) if task != "speed"]
 
 
-@pytest.mark.parametrize("task,scale", TRAINED, ids="-".join)
+@pytest.mark.parametrize("task,scale", TRAINED, ids=[f"{task}-{scale}" for task, scale in TRAINED])
 def test_every_arm_of_every_config_traces_to_a_scalar_loss(task, scale):
   cfg = papers.config(PAPER, task, scale)
   for arm in cfg.arms:

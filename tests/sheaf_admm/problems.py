@@ -101,7 +101,7 @@ def random_weights(network, *inputs, seed=0):
 @contextlib.contextmanager
 def quick_compilation():
   """What compiles in seconds and runs for milliseconds is better left without XLA's optimisations."""
-  before = jax.config.jax_disable_most_optimizations
+  before = jax.config.read("jax_disable_most_optimizations")
   jax.config.update("jax_disable_most_optimizations", True)
   try:
     yield

@@ -201,7 +201,7 @@ def test_rules_of_a_six_by_six_sudoku():
 # --- what is drawn -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", KINDS)
+@pytest.mark.parametrize("task", ["maze", *(pytest.param(task, marks=pytest.mark.slow) for task in ("sudoku", "mnist"))])
 def test_all_files_are_whole(units, inputs, tmp_path, capsys, task):
   cfg, _, folder = units[task]
   out = tmp_path / "deep" / "out"
@@ -240,6 +240,15 @@ def test_a_single_agent_has_no_neighbours(units, tmp_path):
   inspection_plots.draw_disagreement(tmp_path / "disagreement.png", n)
   inspection_plots.draw_trajectories(tmp_path / "trajectories.png", n)
   assert len(inspection_page.frames(n, given, [0, 7])) == 2
+
+
+def test_a_sudoku_changes_from_frame_to_frame(units):
+  cfg, params, _ = units["sudoku"]
+  given = inspection_boards.read(cfg, SUDOKU)
+  n = inspection.negotiate(cfg, fitting.network_of(cfg)[1], params, given.board)
+  first, last, again = (np.asarray(image) for image in inspection_page.frames(n, given, [0, 5, 5]))
+  assert first.shape == last.shape and (first != last).any()
+  np.testing.assert_array_equal(last, again)
 
 
 def test_agents_stand_where_their_cells_are():
