@@ -25,7 +25,7 @@ STILLS = (
 def write_all(folder: pathlib.Path, n, given, report) -> None:
   """Writes negotiation.gif and negotiation.html into `folder`, which holds the still pictures."""
   shown = plots.moments(len(n.prediction) - 1, MOST_FRAMES)
-  images = frames(n, given, shown)
+  images = indexed(frames(n, given, shown))
   files.write_bytes(folder / "negotiation.gif", as_gif(images))
   stills = [(title, (folder / name).read_bytes()) for name, title in STILLS]
   page = as_page(n.kind, report, shown, [_png(image) for image in images], stills)
@@ -41,7 +41,7 @@ def frames(n, given, shown: list[int]) -> list[Any]:
   panels = 4 if n.kind == "mnist" else 3
   size = (7.0, panels * (6.6 * height / width + 0.35) + 0.4) if stacked else (3.3 * panels, 3.2 * max(height / width, 0.6) + 0.8)
   images = []
-  with plots.canvas(*size, dpi=90) as figure:
+  with plots.canvas(*size, dpi=100) as figure:
     places = list(figure.subplots(panels, 1) if stacked else figure.subplots(1, panels))
     movers = [artists.belief(places[0], n, given)]
     if n.kind == "mnist":
@@ -55,8 +55,9 @@ def frames(n, given, shown: list[int]) -> list[Any]:
     places[0].set_title("belief")
     places[-2].set_title("primal residual of agents")
     places[-1].set_title("disagreement of neighbours")
+    title = figure.suptitle(" ", x=0.01, ha="left")
     for k in shown:
-      figure.suptitle(f"iteration {k} of {len(n.prediction) - 1}", x=0.01, ha="left")
+      title.set_text(f"iteration {k} of {len(n.prediction) - 1}")
       for move in movers:
         move(k)
       figure.canvas.draw()
@@ -74,22 +75,28 @@ def _pixels(figure):
 def as_gif(images: list[Any]) -> bytes:
   """An endless GIF that rests on the last image."""
   content = io.BytesIO()
-  small = [_indexed(image) for image in images]
   pace = [600] + [160] * (len(images) - 2) + [2500] if len(images) > 1 else [2500]
-  small[0].save(content, "GIF", save_all=True, append_images=small[1:], duration=pace, loop=0, disposal=1)
+  images[0].save(content, "GIF", save_all=True, append_images=images[1:], duration=pace, loop=0, disposal=1)
   return content.getvalue()
 
 
 def _png(image: Any) -> bytes:
   content = io.BytesIO()
-  _indexed(image).save(content, "PNG", optimize=True)
+  image.save(content, "PNG", optimize=True)
   return content.getvalue()
 
 
-def _indexed(image: Any) -> Any:
+def indexed(images: list[Any]) -> list[Any]:
+  """The images in 256 colours that they share, so that nothing flickers."""
   from PIL import Image
 
-  return image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+  sample = images[:: max(1, len(images) // 8)]
+  width, height = sample[0].size
+  sheet = Image.new("RGB", (width, height * len(sample)))
+  for i, image in enumerate(sample):
+    sheet.paste(image, (0, i * height))
+  palette = sheet.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+  return [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
 
 
 def as_page(kind: str, report, shown: list[int], images: list[bytes], stills: list[tuple[str, bytes]]) -> str:

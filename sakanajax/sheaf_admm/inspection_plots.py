@@ -102,15 +102,15 @@ def draw_residuals(path: pathlib.Path, n) -> None:
   each = 10.0 / len(shown)
   with canvas(11.2, 2 * (max(each / aspect, 0.8) + 0.2) + 0.35) as figure:
     places = figure.subplots(2, len(shown), squeeze=False)
-    for row, (label, name, _) in zip(places, MEASURES):
+    for row, name in zip(places, ("primal", "dual")):
       values = getattr(n, name)
       scale = artists.scale_of(values)
       for axes, k in zip(row, shown):
         artists.residual(axes, n, values, scale)(k)
         axes.set_title(_after(k))
-      colour_bar(figure, row, artists.RESIDUALS, scale, label)
+      colour_bar(figure, row, artists.RESIDUALS, scale, name)
     layout = "columns above, rows at the left, boxes" if n.box else "laid out as on the board"
-    figure.suptitle(f"Residuals of each agent ({layout})", x=0.01, ha="left")
+    figure.suptitle(f"Residuals of each agent: primal ‖x - z‖, dual ρ‖z - z_prev‖ ({layout})", x=0.01, ha="left")
     save(path, figure)
 
 

@@ -145,6 +145,7 @@ def test_agents_that_left_have_no_influence_and_no_vote():
   cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, z_update="project", objective="lasso"))
   task, network = fitting.network_of(cfg)
   params = problems.random_weights(network)
+  params["decoder"]["Dense_0"] = jax.tree.map(lambda leaf: 20.0 * leaf * (leaf.ndim > 1), params["decoder"]["Dense_0"])
   rng = np.random.default_rng(1)
   stays = rng.random((8, 81)) > 0.7
   gone = np.repeat(np.repeat((~stays).reshape(8, 9, 9), 3, 1), 3, 2)  # patches do not overlap: 27 x 27 pixels
