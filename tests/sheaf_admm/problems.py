@@ -1,11 +1,11 @@
 """Small graphs, maps and networks that the tests of the sheaf share, and the slow ways to compute with them."""
 
-import contextlib
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from sakanajax.sheaf_admm import graph as graph_lib
 from sakanajax.sheaf_admm import maps as maps_lib
@@ -98,12 +98,10 @@ def random_weights(network, *inputs, seed=0):
   return jax.tree_util.tree_map_with_path(one, jax.eval_shape(network.init, jax.random.key(0), *inputs))
 
 
-@contextlib.contextmanager
+@pytest.fixture(autouse=True, scope="module")
 def quick_compilation():
-  """What compiles in seconds and runs for milliseconds is better left without XLA's optimisations."""
+  """For modules that import it: what runs for milliseconds is not worth XLA's optimisations, which take seconds."""
   before = jax.config.read("jax_disable_most_optimizations")
   jax.config.update("jax_disable_most_optimizations", True)
-  try:
-    yield
-  finally:
-    jax.config.update("jax_disable_most_optimizations", before)
+  yield
+  jax.config.update("jax_disable_most_optimizations", before)

@@ -55,11 +55,9 @@ def test_baselines_have_as_many_parameters(name, arm):
   assert count_arm(name, arm) == pytest.approx(count_arm(name, "sheaf"), rel=0.02)
 
 
-@pytest.mark.parametrize("task", ["maze", "sudoku", "sudoku9"])
-def test_ablations_do_not_gain_parameters(task):
-  cfg = load(f"{task},cpu")
-  for arm in set(cfg.variants) - {"mpnn", "mpnn_cm", "slot", "lora"}:
-    assert count_arm(f"{task},cpu", arm) <= count_arm(f"{task},cpu", "sheaf") + 1, arm  # gd learns its rate
+def test_ablations_do_not_gain_parameters():
+  for arm in set(load("maze,cpu").variants) - {"mpnn", "mpnn_cm"}:
+    assert count_arm("maze,cpu", arm) <= count_arm("maze,cpu", "sheaf") + 1, arm  # gd learns its rate
 
 
 @pytest.mark.parametrize("task,board,agents,edges", [("maze", (19, 19), 81, 272), ("mnist", (28, 28), 81, 272), ("sudoku9", (9, 9), 27, 243)])

@@ -9,15 +9,10 @@ import pytest
 from sakanajax.sheaf_admm import encoders
 from sakanajax.sheaf_admm import graph as graph_lib
 from tests.sheaf_admm import problems
+from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 CELLS = tuple(map(tuple, graph_lib.sudoku_cells((2, 2)).tolist()))
 HEADS = dict(d_v=8, d_e=2, slots=4, objective="l1box_diag", rank=2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-  with problems.quick_compilation():
-    yield
 
 
 def build(trunk, **changes):
@@ -101,15 +96,16 @@ def test_blocks_by_hand():
   gelu = lambda y: 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
 
   module = encoders.SwiGLU(5)
-  params = jax.jit(module.init)(jax.random.key(0), x)["params"]
+  params = problems.random_weights(module, x)["params"]
   gate = dense(x, params["Dense_0"])
   want = dense(gate * sigmoid(gate) * dense(x, params["Dense_1"]), params["Dense_2"])
   np.testing.assert_allclose(jax.jit(module.apply)({"params": params}, x), want, atol=1e-5)
 
   for width in (4, 6):  # plain residual, and a linear skip
     module = encoders.MLPBlock(width)
-    params = jax.jit(module.init)(jax.random.key(1), x)["params"]
-    want = dense(gelu(dense(rms(x), params["Dense_0"])), params["Dense_1"])
+    params = problems.random_weights(module, x)["params"]
+    scaled = rms(x) * params["RMSNorm_0"]["scale"]
+    want = dense(gelu(dense(scaled, params["Dense_0"])), params["Dense_1"])
     want += x if width == 4 else dense(x, params["Dense_2"])
     np.testing.assert_allclose(jax.jit(module.apply)({"params": params}, x), want, atol=1e-5)
 

@@ -12,6 +12,7 @@ from sakanajax.sheaf_admm import fitting
 from sakanajax.sheaf_admm import graph as graph_lib
 from sakanajax.sheaf_admm.config import Config, Evaluation, Iterations
 from tests.sheaf_admm import problems
+from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 TRAIN = TrainConfig(steps=2, batch_size=4, lr=1e-2, log_every=1)
 
@@ -76,12 +77,6 @@ def test_training_set_joins_all_training_splits():
   np.testing.assert_array_equal(joined["labels"], np.concatenate([splits["train"]["labels"], splits["train_long"]["labels"]]))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-  with problems.quick_compilation():
-    yield
-
-
 @pytest.fixture(scope="module")
 def maze():
   """(cfg, task, network, params) of a tiny maze network."""
@@ -92,32 +87,36 @@ def maze():
 
 @pytest.mark.parametrize("iterations", [(1, 3), (0, 0)])
 def test_loss_draws_the_number_of_iterations(maze, iterations):
-  """The loss of a key is that of the K which the key draws; K = 0 trains the encoder and decoder alone."""
+  """The loss of a key is that of the K which the key draws."""
   cfg, task, network, params = maze
   cfg = dataclasses.replace(cfg, iterations=Iterations(iterations))
   inputs, labels = problems.mazes(4)
   loss = fitting.loss_fn(cfg, task, network)
-  slope = jax.jit(jax.value_and_grad(lambda p, key: loss(p, {"inputs": inputs, "labels": labels}, key)[0]))
+  value_of = jax.jit(lambda p, key: loss(p, {"inputs": inputs, "labels": labels}, key)[0])
   graph, drawn = task.graph(task.board), set()
   at = jax.jit(lambda k: task.loss(network.apply(params, inputs, graph, k), inputs, labels))
   of_k = {k: float(at(k)) for k in range(4)}
-  maps_move = False
   for seed in range(12):
-    value, gradient = slope(params, jax.random.key(seed))
-    drawn.add(min(of_k, key=lambda k: abs(of_k[k] - float(value))))
-    assert min(abs(v - float(value)) for v in of_k.values()) < 1e-5
-    maps_move |= bool(np.any(gradient["core"]["maps"]))
+    value = float(value_of(params, jax.random.key(seed)))
+    drawn.add(min(of_k, key=lambda k: abs(of_k[k] - value)))
+    assert min(abs(v - value) for v in of_k.values()) < 1e-5
   assert drawn == set(range(iterations[0], iterations[1] + 1))
-  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)) and np.any(gradient["decoder"]["Dense_0"]["kernel"])
-  assert maps_move == (iterations != (0, 0))
+
+
+def test_training_without_iterations_moves_encoder_and_decoder_only(maze):
+  cfg, task, network, params = maze
+  loss = fitting.loss_fn(dataclasses.replace(cfg, iterations=Iterations((0, 0))), task, network)
+  inputs, labels = problems.mazes(4)
+  gradient = jax.jit(jax.grad(lambda p: loss(p, {"inputs": inputs, "labels": labels}, jax.random.key(0))[0]))(params)
+  assert np.any(gradient["decoder"]["Dense_0"]["kernel"]) and np.any(gradient["encoder"]["h"]["kernel"])
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient["core"]))
 
 
 def test_means_weigh_a_short_last_batch_rightly(maze):
-  """Seven examples in batches of three: as one by one, and as all at once."""
+  """Seven examples in batches of three."""
   cfg, task, network, params = maze
   inputs, labels = problems.mazes(7)
   got = fitting.Evaluator(cfg)(params, inputs, labels, 3)
-  whole = fitting.Evaluator(dataclasses.replace(cfg, evaluation=Evaluation(batch=100)))(params, inputs, labels, 3)
 
   @jax.jit
   def by_hand(params):
@@ -126,9 +125,7 @@ def test_means_weigh_a_short_last_batch_rightly(maze):
     return {"loss": loss} | task.score(task.predict(logits, (5, 5)), inputs, labels)
 
   want = {name: float(np.mean(np.asarray(values, np.float64))) for name, values in by_hand(params).items()}
-  assert got.keys() == want.keys() == whole.keys()
-  for name in want:
-    assert got[name] == pytest.approx(want[name], abs=1e-5) and whole[name] == pytest.approx(want[name], abs=1e-5)
+  assert got == pytest.approx(want, abs=1e-5)
 
 
 def test_one_compilation_serves_every_number_of_iterations(maze):
@@ -145,12 +142,11 @@ def test_agents_that_left_have_no_influence_and_no_vote():
   cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, z_update="project", objective="lasso"))
   task, network = fitting.network_of(cfg)
   params = problems.random_weights(network)
-  params["decoder"]["Dense_0"] = jax.tree.map(lambda leaf: 20.0 * leaf * (leaf.ndim > 1), params["decoder"]["Dense_0"])
   rng = np.random.default_rng(1)
   stays = rng.random((8, 81)) > 0.7
   gone = np.repeat(np.repeat((~stays).reshape(8, 9, 9), 3, 1), 3, 2)  # patches do not overlap: 27 x 27 pixels
   mask = np.pad(gone, ((0, 0), (0, 1), (0, 1)))
-  images = (0.2 * rng.random(mask.shape) + 0.8 * mask).astype(np.float32)  # many, who see light where others see dark, leave
+  images = (0.2 * rng.random(mask.shape) + 4.0 * mask).astype(np.float32)  # many leave, and they alone saw glaring light
 
   def stayers(images, weights):
     """What those who stay say of every image, weighted."""
@@ -171,7 +167,6 @@ def test_agents_that_left_have_no_influence_and_no_vote():
   vote = np.stack([p[s].sum(0) for p, s in zip(probabilities, stays)]).argmax(-1)
   everybody = probabilities.mean(1).argmax(-1)
   assert evaluator(params, images, vote, 3, stays)["acc"] == 1.0  # the majority of those who stay
-  assert (vote != everybody).any(), "the seed should tell the two votes apart"
+  assert (vote != everybody).all()  # so their votes would have mattered
   noisy = np.where(mask, rng.random(images.shape), images).astype(np.float32)
   assert evaluator(params, noisy, vote, 3, stays)["acc"] == 1.0
-  assert evaluator(params, images, vote, 3, np.ones((8, 81), bool)) == pytest.approx(evaluator(params, images, vote, 3))

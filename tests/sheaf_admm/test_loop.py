@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sakanajax.sheaf_admm import loop
+from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 RNG = np.random.default_rng(0)
 PROBLEM = {"w": RNG.normal(size=(3, 3)), "b": RNG.normal(size=3), "roll": np.int32(1), "unused": np.ones(2)}
@@ -46,7 +47,7 @@ def iterated(problem, state, iterations, window, capacity=8, grad_steps=None):
       step, problem, state, iterations, read=read, window=window, capacity=capacity, grad_steps=grad_steps)
 
 
-def gradients(run, window):
+def gradients(run, window, jit=True):
   """(problem's w, b, unused, state's x) -> value of a nonlinear functional of the window, and its gradient."""
 
   def total(moving, *args):
@@ -54,7 +55,8 @@ def gradients(run, window):
     seen = run({"w": w, "b": b, "roll": PROBLEM["roll"], "unused": unused}, {"x": x, "age": STATE["age"]}, *args)
     return jnp.sum(jnp.sin(seen) * WEIGHT[:window].astype(seen.dtype)), seen
 
-  return jax.jit(jax.value_and_grad(total, has_aux=True))
+  slope = jax.value_and_grad(total, has_aux=True)
+  return jax.jit(slope) if jit else slope
 
 
 def moving(dtype=np.float32):
@@ -70,7 +72,7 @@ def both(request):
   """(window, iterate with a traced K, the specification of each K)"""
   window = request.param
   fast = gradients(lambda p, s, k: iterated(p, s, k, window), window)
-  return window, fast, lambda k: gradients(lambda p, s: unrolled(p, s, k, window), window)
+  return window, fast, lambda k: gradients(lambda p, s: unrolled(p, s, k, window), window, jit=False)
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 2, 5, 8])
@@ -93,14 +95,14 @@ def test_values_and_gradients_are_those_of_scan(iterations):
 def test_truncated_unrolling_stops_gradients_after_the_first_iterations(iterations, grad_steps, capacity):
   window, keep = 2, min(capacity, capacity if grad_steps is None else grad_steps)
   fast = gradients(lambda p, s, k: iterated(p, s, k, window, capacity, grad_steps), window)
-  spec = gradients(lambda p, s: unrolled(p, s, iterations, window, keep), window)
+  spec = gradients(lambda p, s: unrolled(p, s, iterations, window, keep), window, jit=False)
   assert_alike(fast(moving(), iterations), spec(moving()))
 
 
 def test_no_capacity_and_no_iterations():
   """The ablation K = 0 trains too."""
   fast = gradients(lambda p, s, k: iterated(p, s, k, 3, capacity=0), 3)
-  spec = gradients(lambda p, s: unrolled(p, s, 0, 3), 3)
+  spec = gradients(lambda p, s: unrolled(p, s, 0, 3), 3, jit=False)
   assert_alike(fast(moving(), 0), spec(moving()))
 
 

@@ -1,5 +1,7 @@
 """One training step of a maze network on four devices, two ways, equals that on one."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -9,17 +11,13 @@ from sakanajax.core import train
 from sakanajax.sheaf_admm import fitting
 from sakanajax.sheaf_admm.config import Config, Iterations
 from tests.sheaf_admm import problems
+from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 CFG = Config(
-    task="maze", scale="smoke", seeds=(0,), arms=("sheaf",), model=problems.TINY,
+    task="maze", scale="smoke", seeds=(0,), arms=("sheaf",),
+    model=dataclasses.replace(problems.TINY, lora_rank=0, z_steps=1, window=1, objective="non_negative"),
     data={"splits": {"train": dict(n=8, size=(5, 5), min_path=2, seed=0)}}, iterations=Iterations((1, 3)),
     train=train.TrainConfig(steps=2, batch_size=8, lr=1e-2, weight_decay=0.1))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-  with problems.quick_compilation():
-    yield
 
 
 @pytest.fixture(scope="module")

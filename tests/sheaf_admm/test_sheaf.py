@@ -10,6 +10,7 @@ from sakanajax.sheaf_admm import maps as maps_lib
 from sakanajax.sheaf_admm import sheaf
 from sakanajax.sheaf_admm.maps import RestrictionMaps
 from tests.sheaf_admm import problems
+from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 CASES = [(name, kind) for name in ("grid", "sudoku", "alone", "random") for kind in problems.KINDS]
 

@@ -6,13 +6,13 @@ import pytest
 
 from sakanajax.sheaf_admm import x_update
 
-SHAPE = (40, 25)
+SHAPE = (25, 20)
 
 
 def brute_force(f, lower, upper):
-  """Minimises 1,000 one-dimensional convex functions on [lower, upper] by ternary search, in float64."""
+  """Minimises 500 one-dimensional convex functions on [lower, upper] by ternary search, in float64."""
   low, high = (np.broadcast_to(np.clip(end, -60, 60), SHAPE).astype(np.float64) for end in (lower, upper))
-  for _ in range(200):
+  for _ in range(120):
     a, b = low + (high - low) / 3, high - (high - low) / 3
     left = f(a) <= f(b)
     low, high = np.where(left, low, a), np.where(left, b, high)
