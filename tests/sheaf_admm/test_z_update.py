@@ -81,8 +81,8 @@ def test_every_solver_finds_the_minimiser(kind, rho):
   want = direct(f, w, rho, 0.5)
 
   for solved in (
-      z_update.prox_cg(laplacian, w, z, rho, gamma=0.5, steps=25),
-      z_update.prox_cg(laplacian, w, z, rho, gamma=0.5, steps=25, warm=True),
+      z_update.prox_cg(laplacian, w, z, rho, gamma=0.5, steps=60),
+      z_update.prox_cg(laplacian, w, z, rho, gamma=0.5, steps=60, warm=True),
       z_update.prox_exact(jnp.asarray(f, jnp.float32), w, rho, 0.5),
   ):
     np.testing.assert_allclose(solved, want, atol=1e-4)
