@@ -60,10 +60,9 @@ def test_the_run_time_loop_ends_where_the_trace_does(name):
   assert len(programs) == 1
 
 
-@pytest.mark.parametrize("name", ["maze", "sudoku"])
-def test_no_iterations_decode_the_seed(name):
-  cfg, task = CASES[name]
-  _, params, inputs, _, apply = built(name)
+def test_no_iterations_decode_the_seed():
+  cfg, task = CASES["maze"]
+  _, params, inputs, _, apply = built("maze")
   heads = dict(d_v=cfg.d_v, d_e=cfg.d_e, slots=task.slots, objective=cfg.objective, rank=cfg.lora_rank, lora_init=cfg.lora_init,
                curvature=cfg.curvature)
 
@@ -89,18 +88,24 @@ def test_examples_of_a_batch_do_not_meet(name):
   np.testing.assert_array_equal(np.asarray(apply(params, wild, STEPS))[:, 1:], together[:, 1:])
 
 
+@functools.cache
+def plain_network():
+  """(weights, boards) -> logits without modulation."""
+  cfg, task = problems.tiny_maze(lora_rank=0, window=1)
+  network, graph = model_lib.make_network(cfg, task), task.graph(task.board)
+  return jax.jit(lambda p, b: network.apply(p, b, graph, STEPS))
+
+
 @pytest.mark.parametrize("init,rank", [("standard", 1), ("legacy", 2)], ids=["standard", "legacy"])
 def test_modulation_begins_with_the_base_maps(init, rank):
   """At the start F = R, factored or multiplied out: the factors' heads change nothing."""
   cfg, task = problems.tiny_maze(lora_rank=rank, lora_init=init, window=1)
   network = model_lib.make_network(cfg, task)
-  plain = model_lib.make_network(dataclasses.replace(cfg, lora_rank=0), task)
   params, graph, inputs = jax.jit(network.init)(jax.random.key(1)), task.graph(task.board), boards(task)
   without = jax.tree.map(lambda leaf: leaf, params)
   for head in ("a", "b", "factor_norm"):
     del without["encoder"]["Heads_0"][head]
-  run, bare = (jax.jit(lambda p, net=net: net.apply(p, inputs, graph, STEPS)) for net in (network, plain))
-  want = bare(without)
+  run, want = jax.jit(lambda p: network.apply(p, inputs, graph, STEPS)), plain_network()(without, inputs)
   np.testing.assert_allclose(run(params), want, atol=1e-5)
   for head in ("a", "b"):
     params["encoder"]["Heads_0"][head]["bias"] += 1.0

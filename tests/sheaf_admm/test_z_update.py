@@ -72,17 +72,18 @@ def test_the_exact_sudoku_in_closed_form(rho):
   np.testing.assert_allclose(two(w, z, rho), want, atol=1e-5)
 
 
-@pytest.mark.parametrize("rho", [0.6, np.linspace(0.2, 2, 5, dtype=np.float32)[:, None]], ids=["one", "each"])
+@pytest.mark.parametrize("rho", [2.0, np.linspace(1, 3, 5, dtype=np.float32)[:, None]], ids=["one", "each"])
 @pytest.mark.parametrize("kind", ["slot", "factored"])
 def test_every_solver_finds_the_minimiser(kind, rho):
+  """To 1e-4, no better: the guard of the denominators stops the steps once the residual is below about 1e-4."""
   graph = problems.graphs()["random"]
   maps = problems.random_maps(kind, graph)
   laplacian, f, w, z = setting(graph, maps)
   want = direct(f, w, rho, 0.5)
 
   for solved in (
-      z_update.prox_cg(laplacian, w, z, rho, gamma=0.5, steps=60),
-      z_update.prox_cg(laplacian, w, z, rho, gamma=0.5, steps=60, warm=True),
+      z_update.prox_cg(laplacian, w, z, rho, gamma=0.5, steps=40),
+      z_update.prox_cg(laplacian, w, z, rho, gamma=0.5, steps=40, warm=True),
       z_update.prox_exact(jnp.asarray(f, jnp.float32), w, rho, 0.5),
   ):
     np.testing.assert_allclose(solved, want, atol=1e-4)
