@@ -106,7 +106,7 @@ def bars(
     axes.grid(axis="x", visible=False)
     axes.set(title=title, ylabel=ylabel)
     if labels:
-      axes.legend(ncols=min(4, len(labels)))
+      axes.legend(ncols=min(4, len(labels)), loc="lower right", bbox_to_anchor=(1.0, 1.0))
   return pathlib.Path(path)
 
 
