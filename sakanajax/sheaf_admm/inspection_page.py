@@ -39,7 +39,9 @@ def frames(n, given, shown: list[int]) -> list[Any]:
   height, width = n.board.shape
   stacked = width > 1.6 * height  # a wide board has its panels below each other
   panels = 4 if n.kind == "mnist" else 3
-  size = (7.0, panels * (6.6 * height / width + 0.35) + 0.4) if stacked else (3.3 * panels, 3.2 * max(height / width, 0.6) + 0.8)
+  size = (3.3 * panels, 3.2 * max(height / width, 0.6) + 0.8)
+  if stacked:
+    size = (7.0, panels * (6.6 * height / width + 0.35) + 0.4)
   images = []
   with plots.canvas(*size, dpi=100) as figure:
     places = list(figure.subplots(panels, 1) if stacked else figure.subplots(1, panels))

@@ -157,7 +157,8 @@ def _run(sheaf, coupling, arrays, x0, rho, tol, rows, function, settings) -> Sol
     state, update = admm.init(x0, rho), coupling.z_update(sheaf)
   else:
     state, update, prox = admm.init(x0[rows.owner], rho), coupling_lib.edge_update(coupling, sheaf), _on_rows(prox, rows)
-  state, gap, iterations, history = _iterate(lambda s: admm.step(s, prox, update, settings.relaxation)[0], state, tol, settings)
+  step = lambda state: admm.step(state, prox, update, settings.relaxation)[0]
+  state, gap, iterations, history = _iterate(step, state, tol, settings)
   x, z, u = state.x, state.z, state.u
   if rows is None:
     apart = coupling_lib.coboundary(sheaf, z)

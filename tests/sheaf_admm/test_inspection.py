@@ -17,7 +17,8 @@ from experiments.protocol import ModeFlags
 from sakanajax.core import checkpoint, config as config_lib, train
 from sakanajax.core.errors import UserError
 from sakanajax.core.train import TrainConfig
-from sakanajax.sheaf_admm import fitting, inspection, inspection_artists, inspection_boards, inspection_page, inspection_plots
+from sakanajax.sheaf_admm import fitting, inspection
+from sakanajax.sheaf_admm import inspection_artists, inspection_boards, inspection_page, inspection_plots
 from sakanajax.sheaf_admm.config import Config, Iterations
 from sakanajax.sheaf_admm.data import digits, maze_text
 from sakanajax.sheaf_admm.model import ModelConfig
@@ -177,7 +178,8 @@ def test_report_on_a_maze():
 
 def test_report_on_a_sudoku():
   cfg = config("sudoku")
-  given, report = outcome(cfg, SUDOKU, [np.ones((4, 4), int), np.array([[1, 2, 3, 4], [3, 4, 1, 2], [2, 1, 4, 3], [4, 3, 2, 1]])])
+  answer = np.array([[1, 2, 3, 4], [3, 4, 1, 2], [2, 1, 4, 3], [4, 3, 2, 1]])
+  given, report = outcome(cfg, SUDOKU, [np.ones((4, 4), int), answer])
   assert given.unique and report.title == "solved: all 3 empty cells, right since iteration 1 of 1"
   assert report.text.splitlines()[:4] == ["1 2 | 3 4", "3 4 | 1 2", "----+----", "2 1 | 4 3"]
   assert "1234341221434321" in report.text
@@ -188,7 +190,8 @@ def test_report_on_a_sudoku():
   assert outcome(cfg, SUDOKU, [wrong])[1].title == "not solved: 1 of 3 empty cells are wrong"
   assert outcome(cfg, SUDOKU, [overwritten])[1].title == "not solved: the network overwrites a given"
   open_, first = outcome(cfg, "." * 16, [solution])
-  assert not open_.unique and first.title == "solved: all 16 empty cells, right since iteration 0 of 0 (the puzzle has several solutions)"
+  assert not open_.unique
+  assert first.title == "solved: all 16 empty cells, right since iteration 0 of 0 (the puzzle has several solutions)"
 
 
 def test_rules_of_a_six_by_six_sudoku():
@@ -257,12 +260,13 @@ def test_agents_stand_where_their_cells_are():
   picture_of = inspection_artists.agent_map(sudoku, np.arange(18.0))
   np.testing.assert_array_equal(picture_of[2:, 0], np.arange(6))
   np.testing.assert_array_equal(picture_of[0, 2:], np.arange(6, 12))
-  cells = np.concatenate([np.zeros(12), np.ones(6)])
-  assert np.isnan(picture_of[1]).all() and np.isnan(picture_of[:, 1]).all() and cells.sum() == 6
-  np.testing.assert_array_equal(picture_of[2:, 2:], [[12] * 3 + [13] * 3] * 2 + [[14] * 3 + [15] * 3] * 2 + [[16] * 3 + [17] * 3] * 2)
+  assert np.isnan(picture_of[1]).all() and np.isnan(picture_of[:, 1]).all()
+  boxes = [[left] * 3 + [left + 1] * 3 for left in (12, 12, 14, 14, 16, 16)]
+  np.testing.assert_array_equal(picture_of[2:, 2:], boxes)
 
 
-@pytest.mark.parametrize("last,count,first", [(100, 8, 0), (100, 48, 0), (20, 8, 0), (5, 8, 1), (1, 6, 1), (40, 6, 1), (9, 9, 0)])
+@pytest.mark.parametrize(
+    "last,count,first", [(100, 8, 0), (100, 48, 0), (20, 8, 0), (5, 8, 1), (1, 6, 1), (40, 6, 1), (9, 9, 0)])
 def test_moments_are_dense_at_the_start_and_include_both_ends(last, count, first):
   shown = inspection_plots.moments(last, count, first)
   assert shown[0] == first and shown[-1] == last and len(shown) == min(count, last - first + 1)
@@ -323,7 +327,8 @@ def test_bad_files(units, tmp_path):
   noise.write_bytes(b"\xff\xfe\x00")
   huge.write_bytes(b"#" * 1_000_001)
   for task, path, match in (
-      ("mnist", small, "smaller than one patch of 3x3"), ("mnist", text, "not a picture"), ("mnist", tmp_path, "not a picture"),
+      ("mnist", small, "smaller than one patch of 3x3"), ("mnist", text, "not a picture"),
+      ("mnist", tmp_path, "not a picture"),
       ("maze", noise, "noise.txt is not a text file"), ("maze", huge, "longer than 1,000,000 bytes")):
     refused(tmp_path / "out", units[task][0], str(units[task][2]), str(path), match=match)
 
@@ -385,8 +390,9 @@ def test_nothing_is_left_when_drawing_fails(units, inputs, tmp_path, monkeypatch
 
 
 def test_the_binary_turns_it_into_code_2(units, inputs, tmp_path, capsys):
-  cfg, _, folder = units["maze"]
-  options = Options(tmp_path, 1, False, "inspect", False, None, ModeFlags("", inputs["maze"], str(tmp_path / "out"), ""), "", 1, 0, ())
+  cfg = units["maze"][0]
+  flags = ModeFlags("", inputs["maze"], str(tmp_path / "out"), "")
+  options = Options(tmp_path, 1, False, "inspect", False, None, flags, "", 1, 0, ())
   assert launch.main(sheaf_admm.EXPERIMENT, cfg, options) == 2
   error = capsys.readouterr().err.strip()
   assert error.startswith("error: --checkpoint is missing") and "\n" not in error
