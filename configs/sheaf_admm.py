@@ -35,8 +35,9 @@ def get_config(arg: str = "maze,cpu") -> ConfigDict:
 
 
 def _maze(scale: str) -> dict:
-  model = dict(d_v=10, d_e=5, hidden=256, objective="l1box_diag", z_update="prox", gamma=5.0, z_steps=2 if scale == "smoke" else 5, rho=0.25,
-               sharing="slot", map_init="orthonormal", lora_rank=4, lora_init="standard", window=4)
+  model = dict(d_v=10, d_e=5, hidden=256, objective="l1box_diag", z_update="prox", gamma=5.0,
+               z_steps=2 if scale == "smoke" else 5, rho=3.0 if scale == "cpu" else 0.25, sharing="slot",
+               map_init="orthonormal", lora_rank=4, lora_init="standard", window=4)
   short = {"train": {"steps": {"smoke": 8, "cpu": 600}.get(scale, 5000)}}
   variants = {
       "mpnn": {"model": dict(kind="mpnn", d_v=84, d_e=42), "iterations": dict(grad=0)},  # parameter-matched
@@ -45,7 +46,8 @@ def _maze(scale: str) -> dict:
       "k0": short | {"iterations": dict(train=(0, 0), eval=0, far=0)},
       "identity": short | {"model": dict(map_init="identity", d_e=10, lora_rank=0)},
       "shared": short | {"model": dict(lora_rank=0)},
-      "gd": short | {"model": dict(z_update="gd", z_steps=10)},
+      "gd": short | {"model": dict(z_update="gd", z_steps=10, gamma=0.5, rho=2.0)},  # with a larger gamma its steps explode
+      "paper_rho": short | {"model": dict(rho=0.25)},
   }
   rates = (3e-4, 1e-3, 3e-3)
   settings = {
@@ -54,13 +56,14 @@ def _maze(scale: str) -> dict:
           data={"splits": _splits("smoke")}, evaluation=dict(examples=32, batch=32),
           iterations=dict(train=(2, 6), eval=6, far=12)),
       "cpu": dict(
-          arms=("sheaf", "mpnn", "mpnn_cm", "sheaf_half", "k0", "identity", "shared", "gd"),
-          once=("sheaf_half", "k0", "identity", "shared", "gd"),
+          arms=("sheaf", "mpnn", "mpnn_cm", "sheaf_half", "k0", "identity", "shared", "gd",
+                "paper_rho"),
+          once=("sheaf_half", "k0", "identity", "shared", "gd", "paper_rho"),
           train=dict(steps=1200, batch_size=32, lr=1e-3, warmup=50, schedule="cosine", weight_decay=1e-6, skip=5,
                      ema_decay=0.99, checkpoint_every=200),
           data={"splits": _splits("cpu") | _SHORT_AND_LONG}, evaluation=dict(examples=1000, batch=100),
           iterations=dict(train=(15, 40), grad=20, eval=40, far=100),
-          tune=dict(lrs={arm: (1e-3, 2e-3) for arm in ("sheaf", "mpnn", "mpnn_cm")}),
+          tune=dict(lrs={arm: (5e-4, 1e-3) for arm in ("sheaf", "mpnn", "mpnn_cm")}),
           expect={"solved_test": (0.97, None), "solved_2x": (0.80, None), "solved_2x_gain": (0.15, None)}),
       "gpu": dict(
           arms=("sheaf", "mpnn"), seeds=(0,),
@@ -126,7 +129,7 @@ def _sudoku(scale: str) -> dict:
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
           arms=("sheaf", "mpnn", "slot", "k0"), once=("k0",),
-          train=dict(steps=1600, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
+          train=dict(steps=1200, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
                      checkpoint_every=200),
           data={"box": box, "splits": _puzzles(20_000, 1000, (12, 20))}, evaluation=dict(examples=1000, batch=100),
           iterations=dict(train=(10, 10), eval=20, far=20),
@@ -181,8 +184,9 @@ def _sudoku9(scale: str) -> dict:
 def _mnist(scale: str) -> dict:
   small = scale in ("smoke", "cpu")
   model = dict(d_v=16 if small else 32, d_e=8 if small else 24, hidden=64 if small else 256, objective="lasso",
-               l1=0.006337180166370117, z_update="project", epsilon=1e-5, z_steps={"smoke": 2, "cpu": 3}.get(scale, 5), rho=0.12,
-               sharing="global", map_init="orthonormal", lora_rank=2 if small else 8, lora_init="legacy", window=2)
+               l1=0.006337180166370117, z_update="project", epsilon=1e-5, z_steps={"smoke": 2, "cpu": 3}.get(scale, 5),
+               rho=1.0 if small else 0.12, sharing="global", map_init="orthonormal", lora_rank=2 if small else 8,
+               lora_init="legacy", window=2)
   variants = {
       "mpnn": {"model": dict(kind="mpnn", d_v=43 if small else 296, d_e=16 if small else 64, pool="mean")},
       "cnn_gap": {"model": dict(kind="cnn", d_v=26 if small else 141, pool="average")},
@@ -199,12 +203,12 @@ def _mnist(scale: str) -> dict:
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
           arms=("sheaf", "cnn_gap", "cnn_gmp"),
-          train=dict(steps=900, batch_size=48, lr=1e-3, warmup=50, schedule="cosine", weight_decay=1e-7, skip=5, ema_decay=0.99,
+          train=dict(steps=1500, batch_size=48, lr=6e-3, warmup=50, schedule="cosine", weight_decay=1e-7, skip=5, ema_decay=0.99,
                      checkpoint_every=200),
           data=dict(source="mnist", train=20_000, val=2_000, test=10_000),
-          evaluation=dict(examples=500, batch=100, pads=(4, 8, 16), noises=(0.1, 0.2), drops=(0.1, 0.3)),
-          iterations=dict(train=(10, 10), eval=20, far=20),
-          tune=dict(lrs={arm: (1e-3, 3e-3) for arm in ("sheaf", "cnn_gap", "cnn_gmp")}),
+          evaluation=dict(examples=1000, batch=100, pads=(4, 8, 16), noises=(0.1, 0.2), drops=(0.1, 0.3)),
+          iterations=dict(train=(10, 10), eval=10, far=100),
+          tune=dict(lrs={arm: (3e-3, 6e-3) for arm in ("sheaf", "cnn_gap", "cnn_gmp")}),
           expect={"acc_clean": (0.95, None), "acc_pad16": (0.75, None), "acc_pad16_cnn_gap": (None, 0.50)}),
       "gpu": dict(
           arms=("sheaf", "cnn_gap", "cnn_gmp"), seeds=(0,),

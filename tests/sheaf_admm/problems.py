@@ -68,7 +68,7 @@ def permute(graph, order):
   return graph_lib.make_graph(order[np.asarray(graph.edges)], graph.slots, graph.num_agents, graph.num_slots)
 
 
-TINY = ModelConfig(d_v=4, d_e=2, hidden=8, decoder_hidden=8, z_steps=2, window=2, lora_rank=1)
+TINY = ModelConfig(d_v=4, d_e=2, hidden=8, decoder_hidden=8, z_steps=1, window=2, lora_rank=1)
 
 
 def tiny_maze(**changes):

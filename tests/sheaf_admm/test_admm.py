@@ -20,7 +20,7 @@ GRAPH = problems.random_multigraph(3, agents=4, slots=2, edges=4)
 GAMMA = 0.7
 EACH = np.linspace(0.5, 2.0, 4)[:, None]  # a penalty per agent
 # coupling, penalty, relaxation, residual balancing
-WAYS = [("soft", 1.0, 1.0, False), ("soft", 1.0, 1.6, False), ("soft", 40.0, 1.0, True), ("soft", EACH, 1.6, False),
+WAYS = [("soft", 1.0, 1.0, False), ("soft", 40.0, 1.0, True), ("soft", EACH, 1.6, False),
         ("hard", 1.0, 1.0, False), ("hard", 1.0, 1.6, True)]
 
 

@@ -15,7 +15,7 @@ from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture
 
 CFG = Config(
     task="maze", scale="smoke", seeds=(0,), arms=("sheaf",),
-    model=dataclasses.replace(problems.TINY, lora_rank=0, z_steps=1, window=1, objective="non_negative"),
+    model=dataclasses.replace(problems.TINY, lora_rank=0, window=1, objective="non_negative"),
     data={"splits": {"train": dict(n=8, size=(5, 5), min_path=2, seed=0)}}, iterations=Iterations((1, 3)),
     train=train.TrainConfig(steps=2, batch_size=8, lr=1e-2, weight_decay=0.1))
 

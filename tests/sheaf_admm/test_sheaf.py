@@ -12,7 +12,8 @@ from sakanajax.sheaf_admm.maps import RestrictionMaps
 from tests.sheaf_admm import problems
 from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
-CASES = [(name, kind) for name in ("grid", "sudoku", "alone", "random") for kind in problems.KINDS]
+CASES = [("grid", kind) for kind in problems.KINDS] + [
+    ("sudoku", "slot"), ("sudoku", "factored"), ("alone", "factored_global"), ("random", "agent")]
 
 
 @jax.jit

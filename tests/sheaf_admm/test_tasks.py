@@ -29,8 +29,8 @@ def test_maze_loss_counts_cells_on_the_board_only():
 
 
 def test_a_maze_is_solved_by_its_path_alone():
-  label = np.array([[[1, 1, 1, 1, 1], [1, START, PATH, PATH, 1], [1, 1, 1, PATH, 1], [1, EMPTY, 1, GOAL, 1], [1] * 5]], np.uint8)
-  label = np.repeat(label, 4, 0)
+  label = [[1] * 5, [1, START, PATH, PATH, 1], [1, 1, 1, PATH, 1], [1, EMPTY, 1, GOAL, 1], [1] * 5]
+  label = np.tile(np.array(label, np.uint8), (4, 1, 1))
   prediction = label.copy()
   prediction[1][(prediction[1] == START) | (prediction[1] == GOAL)] = EMPTY  # cells off the path are not compared
   prediction[2, 2, 3] = EMPTY  # a gap
@@ -47,12 +47,12 @@ def test_mazes_merge_logits_where_patches_overlap():
   logits[..., WALL] = 1.0
   middle = [np.flatnonzero(layout.cells[n] == 12)[0] for n in range(4)]  # all four agents see the middle
   logits[0, 0, middle[0], PATH] = 9.0  # one is sure, three are not: the mean of PATH wins 9 / 4 to 1
-  prediction = np.asarray(task.predict(logits, (5, 5)))
+  prediction = np.asarray(jax.jit(lambda logits: task.predict(logits, (5, 5)))(logits))
   assert prediction.shape == (1, 5, 5) and prediction[0, 2, 2] == PATH and (prediction != WALL).sum() == 1
 
 
 def test_walls_stand_outside_a_maze():
-  view = np.asarray(tasks.maze((6, 6)).view(np.full((1, 6, 6), EMPTY, np.uint8))).reshape(9, 9, 6)
+  view = np.asarray(jax.jit(tasks.maze((6, 6)).view)(np.full((1, 6, 6), EMPTY, np.uint8))).reshape(9, 9, 6)
   inside = views.patch_layout(6, 6, 3, 2).inside
   assert (view[inside].argmax(-1) == EMPTY).all() and (view[~inside].argmax(-1) == WALL).all() and (view.sum(-1) == 1).all()
 
@@ -81,11 +81,12 @@ def test_sudoku_loss_is_the_mean_over_all_views():
       cross_entropy(logits[0, b, n, p].astype(np.float64), labels[b].ravel()[layout.cells[n, p]])
       for b in range(2) for n in range(12) for p in range(4)
   ])
-  assert float(task.loss(logits, np.zeros_like(labels), labels)) == pytest.approx(want, rel=1e-5)
+  assert float(jax.jit(task.loss)(logits, np.zeros_like(labels), labels)) == pytest.approx(want, rel=1e-5)
   merged = np.zeros((2, 16, 5))
   for cell in range(16):
     merged[:, cell] = logits[0][:, layout.cells == cell].mean(1)
-  np.testing.assert_array_equal(task.predict(logits[0], (4, 4)), merged.argmax(-1).reshape(2, 4, 4))
+  predict = jax.jit(lambda logits: task.predict(logits, (4, 4)))
+  np.testing.assert_array_equal(predict(logits[0]), merged.argmax(-1).reshape(2, 4, 4))
 
 
 def test_digits_average_probabilities_not_logits():
@@ -93,8 +94,8 @@ def test_digits_average_probabilities_not_logits():
   logits = np.zeros((1, 9, 10), np.float32)
   logits[0, :2, 3] = 50.0  # two are certain of 3: 2 / 9 of the votes, 100 / 9 of the logits
   logits[0, 2:, 7] = 3.0  # seven lean to 7
-  assert logits[0].mean(0).argmax() == 3 and task.predict(logits, (9, 9)).tolist() == [7]
+  assert logits[0].mean(0).argmax() == 3 and jax.jit(lambda l: task.predict(l, (9, 9)))(logits).tolist() == [7]
   labels = np.array([7])
   want = np.mean([cross_entropy(row.astype(np.float64), 7) for row in logits[0]])
-  assert float(task.loss(logits[None], None, labels)) == pytest.approx(want, rel=1e-5)
+  assert float(jax.jit(task.loss)(logits[None], None, labels)) == pytest.approx(want, rel=1e-5)
   assert task.score(np.array([7, 3]), None, np.array([7, 7]))["acc"].tolist() == [True, False]

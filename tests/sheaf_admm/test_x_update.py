@@ -31,7 +31,8 @@ def objective(name, t):
     return x_update.Diagonal(t["q_diag"], t["q"], t["l1"], 0.0, t["upper"]), t["q_diag"], t["q"], t["l1"], 0, t["upper"]
   if name == "both_signs":
     lower = -0.5 * t["upper"]
-    return x_update.Diagonal(t["q_diag"], t["q"], t["l1"], lower, t["upper"]), t["q_diag"], t["q"], t["l1"], lower, t["upper"]
+    prox = x_update.Diagonal(t["q_diag"], t["q"], t["l1"], lower, t["upper"])
+    return prox, t["q_diag"], t["q"], t["l1"], lower, t["upper"]
   if name == "lasso":
     return x_update.lasso(t["q_diag"], t["q"], 0.7), t["q_diag"], t["q"], 0.7, -np.inf, np.inf
   if name == "non_negative":
