@@ -106,6 +106,89 @@ def test_another_process_was_faster(client, tmp_path):
   assert os.listdir(place.parent) == ["toy-1.2"]
 
 
+TEXTS = {
+    "data/a.txt": b"one", "data/sub/b.txt": b"two", "data/skip/c.txt": b"three", "data/a.json": b"{}", "x.txt": b"four",
+}
+TREE = hashlib.sha256(
+    "".join(f"{name} {hashlib.sha256(TEXTS['data/' + name]).hexdigest()}\n" for name in ("a.txt", "sub/b.txt")).encode()
+).hexdigest()
+
+
+def _pattern(kind, sha256=TREE):
+  return Asset("toy", kind, "toy-package", "1.2", (("data/*.txt", sha256),), "MIT", "a toy", skip="*/skip/*")
+
+
+def _many(kind, texts=TEXTS):
+  """A client that brings a package with these files."""
+
+  def pip(command, cwd):
+    with zipfile.ZipFile(cwd / "toy.whl", "w") as wheel:
+      wheel.mkdir("data")
+      for name, content in reversed(texts.items()):
+        wheel.writestr(name, content)
+
+  def npm(command, cwd):
+    with tarfile.open(cwd / "toy.tgz", "w:gz") as archive:
+      link = tarfile.TarInfo("package/data/link.txt")
+      link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+      archive.addfile(link)
+      for name, content in texts.items():
+        info = tarfile.TarInfo(f"package/{name}")
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+
+  def deb(command, cwd):
+    if command[0] == "apt-get":
+      (cwd / "toy-package_1.2_all.deb").write_bytes(b"deb")
+      return
+    for name, content in texts.items():
+      path = pathlib.Path(command[-1]) / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(content)
+    (pathlib.Path(command[-1]) / "data/link.txt").symlink_to("a.txt")
+
+  return {"pip": pip, "npm": npm, "deb": deb}[kind]
+
+
+@pytest.mark.parametrize("kind", ["pip", "npm", "deb"])
+def test_pattern_brings_all_files_that_fit(client, tmp_path, kind):
+  calls = client(_pattern(kind), _many(kind))
+  folder = assets.fetch("toy")
+  asset = assets.ASSETS["toy"]
+  found = assets.paths(asset, folder, "data/*.txt")
+  assert [path.relative_to(folder).as_posix() for path in found] == ["a.txt", "sub/b.txt"]
+  assert [path.read_bytes() for path in found] == [b"one", b"two"]
+  assert {path.name for path in folder.rglob("*") if path.is_file()} == {"a.txt", "b.txt"}  # no link, nothing skipped
+  count = len(calls)
+  (folder / "note.md").write_text("a file of the user's own is no damage")
+  assert assets.fetch("toy") == folder and len(calls) == count
+
+
+@pytest.mark.parametrize("damage", [
+    lambda folder: (folder / "a.txt").write_bytes(b"One"),
+    lambda folder: (folder / "a.txt").unlink(),
+    lambda folder: (folder / "sub/b.txt").rename(folder / "b.txt"),
+    lambda folder: (folder / "more.txt").write_bytes(b""),
+])
+def test_pattern_notices_any_change(client, damage):
+  calls = client(_pattern("pip"), _many("pip"))
+  folder = assets.fetch("toy")
+  damage(folder)
+  assert len(assets.paths(assets.ASSETS["toy"], assets.fetch("toy"), "data/*.txt")) == 2 and len(calls) == 2
+
+
+@pytest.mark.parametrize("texts, words", [
+    ({"data/a.md": b""}, "does not hold data/"),
+    ({"data/../../a.txt": b"out"}, "does not hold data/"),
+    ({"data/a.txt": b"one"}, "has another content"),
+])
+def test_pattern_of_another_package(client, tmp_path, texts, words):
+  client(_pattern("pip"), _many("pip", texts))
+  with pytest.raises(UserError, match=words):
+    assets.fetch("toy")
+  assert os.listdir(tmp_path) == ["cache"] and os.listdir(tmp_path / "cache") == []
+
+
 def _missing(command, cwd):
   raise FileNotFoundError(command[0])
 
@@ -155,7 +238,7 @@ def test_registry_is_well_formed():
   for name, asset in assets.ASSETS.items():
     assert name == asset.name and asset.kind in ("pip", "npm", "deb") and asset.version and asset.licence and asset.note
     names = [pathlib.PurePosixPath(inside).name for inside, _ in asset.files]
-    assert len(set(names)) == len(names) > 0
+    assert len(set(names)) == len(names) > 0 and (not asset.skip or "*" in asset.skip)
     assert all(len(sha256) == 64 and int(sha256, 16) for _, sha256 in asset.files)
 
 
@@ -174,4 +257,6 @@ def test_real_asset(name, tmp_path, monkeypatch):
     if "has another content" in str(error) or "does not hold" in str(error):
       raise
     pytest.skip(f"out of reach: {error}")
-  assert {path.name for path in folder.iterdir()} == {pathlib.PurePosixPath(f).name for f, _ in assets.ASSETS[name].files}
+  asset = assets.ASSETS[name]
+  found = [path for inside, _ in asset.files for path in assets.paths(asset, folder, inside)]
+  assert set(found) == {path for path in folder.rglob("*") if path.is_file()} and len(found) >= len(asset.files)
