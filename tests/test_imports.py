@@ -24,7 +24,10 @@ COMPAT = "pallas_kernels/_compat.py"
 PICKLERS = ("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 BANNED = (*PICKLERS, "tensorflow", "flax.nnx", "jax._src", "jax.core")
 # Loaded inside the function that needs them, so that importing the shared layers stays light.
-HEAVY = ("orbax", "tensorflow_datasets", "matplotlib", "tqdm", "networkx", "PIL", "tensorboardX", "jax_triton")
+HEAVY = (
+    "orbax", "tensorflow_datasets", "matplotlib", "tqdm", "networkx", "PIL", "tensorboardX", "jax_triton", "gguf", "safetensors",
+    "tokenizers",
+)
 LEAF_MAY_IMPORT = ("jax", "jaxlib", "numpy", "triton", "jax_triton", "pallas_kernels")
 
 

@@ -33,6 +33,7 @@ class Evaluation:
 
   batch: int = 100
   examples: int = 1000  # of each split or corruption; 0 for all
+  far_examples: int = 0  # of those on boards larger than in training, which cost more; 0: the same number
   pads: tuple[int, ...] = ()  # digits: zero columns and rows on every side
   noises: tuple[float, ...] = ()  # digits: standard deviation of the noise
   drops: tuple[float, ...] = ()  # digits: share of the agents that see nothing

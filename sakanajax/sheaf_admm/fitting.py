@@ -139,12 +139,14 @@ def measure(cfg: Config, params: Any, splits: dict[str, Arrays], evaluator: Eval
   """Every score of the task's tables for one set of weights, as {metric: mean over examples}."""
   limit = cfg.evaluation.examples or None
   near, far = cfg.iterations.eval, cfg.iterations.far
+  beyond = cfg.evaluation.far_examples or limit
   scores: dict[str, float] = {}
   for name, arrays in splits.items():
     if name.startswith("train"):
       continue
-    inputs, labels = as_inputs(cfg, arrays["inputs"][:limit]), arrays["labels"][:limit]
-    home = inputs.shape[1:] == splits["train"]["inputs"].shape[1:]
+    home = arrays["inputs"].shape[1:] == splits["train"]["inputs"].shape[1:]
+    count = limit if home else beyond
+    inputs, labels = as_inputs(cfg, arrays["inputs"][:count]), arrays["labels"][:count]
     for key, value in evaluator(params, inputs, labels, near if home else far).items():
       scores[f"{key}_{name}"] = value
   if cfg.kind == "mnist" and "test" in splits:
@@ -156,11 +158,11 @@ def measure(cfg: Config, params: Any, splits: dict[str, Arrays], evaluator: Eval
 
 def _corrupted(cfg, params, images, labels, evaluator) -> dict[str, float]:
   """Accuracy of a digit network on shifted canvases, under noise and with missing agents."""
-  near, far = cfg.iterations.eval, cfg.iterations.far
+  near, far, beyond = cfg.iterations.eval, cfg.iterations.far, cfg.evaluation.far_examples or None
   rng = np.random.default_rng(0)  # the same corruption for every model and seed
   out = {}
   for pad in cfg.evaluation.pads:
-    out[f"acc_pad{pad}"] = evaluator(params, digits.pad(images, pad), labels, far)["acc"]
+    out[f"acc_pad{pad}"] = evaluator(params, digits.pad(images[:beyond], pad), labels[:beyond], far)["acc"]
   for sigma in cfg.evaluation.noises:
     out[f"acc_noise{sigma:g}"] = evaluator(params, digits.noise(rng, images, sigma), labels, near)["acc"]
   for share in cfg.evaluation.drops:
