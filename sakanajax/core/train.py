@@ -28,6 +28,7 @@ Scalars = Mapping[str, Any]
 LossFn = Callable[[PyTree, PyTree, jax.Array], tuple[jax.Array, Scalars]]  # (params, batch, key)
 BatchFn = Callable[[int], PyTree]  # step -> arrays [B, ...]; a pure function of the step
 CheckpointFn = Callable[[int, "TrainState"], Scalars | None]
+Wrap = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +188,7 @@ def fit(
     desc: str = "",
     tensorboard: bool = False,
     on_checkpoint: CheckpointFn | None = None,
+    wrap: Wrap = lambda tx: tx,
 ) -> TrainState:
   """Trains for `cfg.steps` steps, resuming from `workdir/checkpoints` when it can.
 
@@ -204,6 +206,7 @@ def fit(
     tensorboard: also write tensorboard events.
     on_checkpoint: called as (step, state) before a checkpoint is published; the scalars that it
       may return join that step's line in metrics.jsonl. The next step consumes the state's buffers.
+    wrap: makes the optimizer that is used from the one that `cfg` describes; it sees gradients before the clip.
 
   Returns:
     The state after `cfg.steps` steps, at once if a checkpoint holds it.
@@ -215,7 +218,7 @@ def fit(
   workdir = pathlib.Path(workdir)
   fingerprint = fingerprint or files.digest([dataclasses.asdict(cfg), seed])
   meta = {"fingerprint": fingerprint, "train": dataclasses.asdict(cfg), "seed": seed}
-  tx = make_optimizer(cfg)
+  tx = wrap(make_optimizer(cfg))
   folder = workdir / "checkpoints"
   state, start = _first_state(params, tx, mesh, folder, fingerprint, cfg.steps)
   if start >= cfg.steps:

@@ -164,3 +164,37 @@ def test_agents_that_left_have_no_influence_and_no_vote():
   assert evaluator(params, images, vote, 3, stays)["acc"] == 1.0  # the majority of those who stay
   assert (vote != everybody).all()  # so their votes would have mattered
   assert evaluator(params, noisy, vote, 3, stays)["acc"] == 1.0
+
+
+class Spy:
+  """An evaluator that notes what it is asked, and scores by the number of its inputs."""
+
+  def __init__(self):
+    self.asked = []
+
+  def __call__(self, params, inputs, labels, iterations, stays=None):
+    assert len(inputs) == len(labels) and (stays is None or len(stays) == len(inputs))
+    self.asked.append((inputs.shape, iterations))
+    return {"acc": float(len(inputs))}
+
+
+@pytest.mark.parametrize("far_examples,beyond", [(0, 4), (2, 2)])
+def test_larger_boards_have_their_own_iterations_and_examples(far_examples, beyond):
+  cfg = config()
+  cfg = dataclasses.replace(cfg, evaluation=Evaluation(batch=3, examples=4, far_examples=far_examples))
+  splits = {"train": numbered(8), "train_long": numbered(8), "test": numbered(6), "2x": numbered(6, (9, 9))}
+  spy = Spy()
+  scores = fitting.measure(cfg, None, splits, spy)
+  assert spy.asked == [((4, 5, 5), 3), ((beyond, 9, 9), 5)]
+  assert scores == {"acc_test": 4.0, "acc_2x": float(beyond)}
+
+
+def test_digits_are_measured_on_canvases_under_noise_and_with_agents_missing():
+  rng = np.random.default_rng(0)
+  images = {"inputs": rng.integers(256, size=(6, 28, 28)).astype(np.uint8), "labels": np.arange(6)}
+  evaluation = Evaluation(batch=3, examples=5, far_examples=2, pads=(4,), noises=(0.1,), drops=(0.3,))
+  cfg, spy = dataclasses.replace(config("mnist"), evaluation=evaluation), Spy()
+  scores = fitting.measure(cfg, None, {"train": images, "test": images}, spy)
+  near, far = ((5, 28, 28), 3), ((2, 36, 36), 5)
+  assert spy.asked == [near, far, near, near, near]
+  assert scores == {"acc_clean": 5, "acc_pad4": 2, "acc_noise0.1": 5, "acc_drop30": 5, "acc_drop30_removed": 5}
