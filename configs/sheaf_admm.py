@@ -203,10 +203,11 @@ def _mnist(scale: str) -> dict:
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
           arms=("sheaf", "cnn_gap", "cnn_gmp"),
-          train=dict(steps=3000, batch_size=16, lr=6e-3, warmup=100, schedule="cosine", weight_decay=1e-7, skip=5,
-                     ema_decay=0.99, checkpoint_every=500),
-          data=dict(source="mnist", train=0, val=2_000, test=10_000),
-          evaluation=dict(examples=2000, far_examples=300, batch=100, pads=(4, 8, 16), noises=(0.1, 0.2), drops=(0.1, 0.3)),
+          train=dict(steps=1500, batch_size=48, lr=6e-3, warmup=50, schedule="cosine", weight_decay=1e-7, skip=5,
+                     ema_decay=0.99, checkpoint_every=200),
+          data=dict(source="mnist", train=20_000, val=2_000, test=10_000),
+          evaluation=dict(
+              examples=2000, far_examples=500, batch=100, pads=(4, 8, 16), noises=(0.1, 0.2), drops=(0.1, 0.3)),
           iterations=dict(train=(10, 10), eval=10, far=100),
           tune=dict(lrs={arm: (3e-3, 6e-3) for arm in ("sheaf", "cnn_gap", "cnn_gmp")}),
           expect={"acc_clean": (0.95, None), "acc_pad16": (0.75, None), "acc_pad16_cnn_gap": (None, 0.50)}),

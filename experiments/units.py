@@ -112,6 +112,8 @@ def load(experiment: Experiment, cfg: Any, workdir: pathlib.Path, unit: Unit) ->
   stored = files.read_json(path)
   try:
     scalars = {key: math.nan if value is None else float(value) for key, value in stored["scalars"].items()}
+    if not scalars and not stored["note"]:
+      raise ValueError("it measured nothing")
     return Outcome(scalars, float(stored["wall_s"]), float(stored["peak_rss_mb"]), str(stored["note"]))
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     raise UserError(f"{path} is not an outcome; delete {place} and run again") from error
@@ -136,6 +138,10 @@ def run_one(
     if unit.fraction >= 1:
       raise
     note = str(error)
+  except UserError:
+    if write:
+      _forget(place)
+    raise
   outcome = Outcome(scalars, round(time.monotonic() - start, 3), round(result.peak_rss(), 1), note)
   if write:
     plain = {key: value if math.isfinite(value) else None for key, value in scalars.items()}
@@ -151,6 +157,13 @@ def by_arm(outcomes: Mapping[Unit, Outcome]) -> dict[str, dict[int, dict[str, An
       cost = {"_lr": unit.lr, "_wall_s": outcome.wall_s, "_peak_rss_mb": outcome.peak_rss_mb}
       table.setdefault(unit.arm, {})[unit.seed] = outcome.scalars | cost
   return table
+
+
+def _forget(place: pathlib.Path) -> None:
+  """Removes a unit that was refused before it had trained, so that the corrected config may take its place."""
+  if not any(path.name != "unit.json" for path in place.iterdir()):
+    (place / "unit.json").unlink(missing_ok=True)
+    place.rmdir()
 
 
 def _make_folder(place: pathlib.Path) -> None:

@@ -50,9 +50,11 @@ def prepare(
       if not (final / "dataset_info.json").exists():
         _generate(make, root, builder_cls.name, final)
         builder = make(data_dir=root)
-  except OSError as error:
+  except (OSError, RuntimeError) as error:
+    if not isinstance(error, OSError) and not _of_the_disk(error):
+      raise
     raise UserError(
-        f"cannot prepare the data set {builder_cls.name} in {root}: {error.strerror or error};"
+        f"cannot prepare the data set {builder_cls.name} in {root}: {getattr(error, 'strerror', None) or _first_line(error)};"
         " free some space or set SAKANAJAX_DATA to another folder"
     ) from error
   return builder
@@ -122,6 +124,11 @@ def _generate(make: Any, root: pathlib.Path, name: str, final: pathlib.Path) -> 
     final.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(staged.data_dir, final)
+
+
+def _of_the_disk(error: RuntimeError) -> bool:
+  """True for a write that array_record reports without an OSError."""
+  return any(words in str(error) for words in ("No space left", "File too large", "quota exceeded", "Read-only file system"))
 
 
 def _stack(column: list[Any]) -> np.ndarray:

@@ -26,6 +26,14 @@ class Iterations:
   eval: int = 40  # K at evaluation
   far: int = 100  # K on boards larger than those of training
 
+  def __post_init__(self):
+    low, high = self.train
+    if not 0 <= low <= high:
+      raise ValueError(f"train {low, high} must be a rising pair of numbers >= 0")
+    for name in ("grad", "eval", "far"):
+      if getattr(self, name) < 0:
+        raise ValueError(f"{name} {getattr(self, name)} must not be negative")
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
@@ -38,6 +46,14 @@ class Evaluation:
   noises: tuple[float, ...] = ()  # digits: standard deviation of the noise
   drops: tuple[float, ...] = ()  # digits: share of the agents that see nothing
 
+  def __post_init__(self):
+    if self.batch < 1:
+      raise ValueError(f"batch {self.batch} must be at least 1")
+    if min(self.examples, self.far_examples, *self.pads, *self.noises) < 0:
+      raise ValueError("examples, far_examples, pads and noises must not be negative")
+    if not all(0 <= share <= 1 for share in self.drops):
+      raise ValueError(f"drops {self.drops} must be shares between 0 and 1")
+
 
 @dataclasses.dataclass(frozen=True)
 class Tune:
@@ -45,6 +61,10 @@ class Tune:
 
   lrs: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
   fraction: float = 0.25
+
+  def __post_init__(self):
+    if not 0 < self.fraction < 1:
+      raise ValueError(f"fraction {self.fraction} must lie between 0 and 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +91,8 @@ class Config:
     unknown = set(self.arms) - set(self.variants) - {"sheaf"}
     if unknown:
       raise ValueError(f"arms {sorted(unknown)} are not among the variants {sorted(self.variants)}")
-    low, high = self.iterations.train
-    if not 0 <= low <= high:
-      raise ValueError(f"iterations.train {low, high} must be a rising pair of numbers >= 0")
+    if min(self.seeds, default=0) < 0 or len(set(self.seeds)) < len(self.seeds):
+      raise ValueError(f"seeds {self.seeds} must be different numbers >= 0")
 
   @property
   def kind(self) -> str:
@@ -108,4 +127,4 @@ def task_of(cfg: Config) -> tasks.Task:
     return tasks.maze(tuple(data.splits["train"].size))
   if cfg.kind == "sudoku":
     return tasks.sudoku(tuple(data.box))
-  return tasks.digits((28, 28))
+  return tasks.digits(tuple(data.size))

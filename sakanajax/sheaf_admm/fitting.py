@@ -96,6 +96,10 @@ class Evaluator:
     self._graph = functools.cache(self._task.graph)
     self._run = jax.jit(self._scores, static_argnames=("size",))
 
+  def agents(self, size: tuple[int, int]) -> int:
+    """Returns how many agents share a board of this size."""
+    return self._graph(tuple(size)).num_agents
+
   def _scores(self, params, inputs, labels, graph, iterations, stays, size):
     logits = self._network.apply(params, inputs, graph, iterations)
     scores = {"loss": jax.vmap(lambda l, x, y: self._task.loss(l[None, None], x[None], y[None]))(logits[-1], inputs, labels)}
@@ -160,13 +164,14 @@ def _corrupted(cfg, params, images, labels, evaluator) -> dict[str, float]:
   """Accuracy of a digit network on shifted canvases, under noise and with missing agents."""
   near, far, beyond = cfg.iterations.eval, cfg.iterations.far, cfg.evaluation.far_examples or None
   rng = np.random.default_rng(0)  # the same corruption for every model and seed
+  agents = evaluator.agents(images.shape[1:])
   out = {}
   for pad in cfg.evaluation.pads:
     out[f"acc_pad{pad}"] = evaluator(params, digits.pad(images[:beyond], pad), labels[:beyond], far)["acc"]
   for sigma in cfg.evaluation.noises:
     out[f"acc_noise{sigma:g}"] = evaluator(params, digits.noise(rng, images, sigma), labels, near)["acc"]
   for share in cfg.evaluation.drops:
-    stays = digits.drop_mask(rng, len(images), 81, share)
+    stays = digits.drop_mask(rng, len(images), agents, share)
     black = digits.drop_pixels(images, stays, 3, 3)
     out[f"acc_drop{round(100 * share)}"] = evaluator(params, black, labels, near)["acc"]
     if cfg.model.kind == "sheaf":

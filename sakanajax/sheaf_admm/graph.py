@@ -134,7 +134,12 @@ def sudoku_graph(box: tuple[int, int]) -> Graph:
 
 
 def from_networkx(network) -> tuple[Graph, list]:
-  """Builds a one-slot graph from an undirected networkx graph; also returns its nodes in agent order."""
+  """Builds a one-slot graph from an undirected networkx graph; also returns its nodes in agent order.
+
+  Raises ValueError for a directed graph.
+  """
+  if network.is_directed():
+    raise ValueError("the networkx graph is directed; give graph.to_undirected()")
   nodes = list(network.nodes)
   number = {node: index for index, node in enumerate(nodes)}
   edges: Iterable = [(number[edge[0]], number[edge[1]]) for edge in network.edges]

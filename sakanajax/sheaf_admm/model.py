@@ -53,6 +53,9 @@ class ModelConfig:
     for name in ("d_v", "d_e", "hidden", "decoder_hidden", "z_steps", "window"):
       if getattr(self, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+    for name in ("gamma", "epsilon", "lora_rank", "l1"):
+      if getattr(self, name) < 0:
+        raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
     if self.rho <= 0:
       raise ValueError(f"rho must be positive, got {self.rho}")
     if not 0 < self.relaxation < 2:

@@ -40,6 +40,8 @@ def start_of(x0: Any) -> jax.Array:
     raise UserError(f"x0 must be an array [agents, d_v] of numbers ({error})") from error
   if x0.ndim != 2 or 0 in x0.shape:
     raise UserError(f"x0 has shape {x0.shape}; give [agents, d_v] with at least one agent and one number each")
+  if jnp.issubdtype(x0.dtype, jnp.complexfloating):
+    raise UserError("x0 is complex; give real and imaginary parts as separate numbers")
   _finite("x0", x0)
   return x0 if jnp.issubdtype(x0.dtype, jnp.floating) else x0.astype(jnp.result_type(float))
 
@@ -131,7 +133,8 @@ def check_objectives(prox: Prox, x0: jax.Array, rho: jax.Array) -> None:
   try:
     out = jax.eval_shape(prox, x0, rho)
   except (TypeError, ValueError) as error:
-    raise UserError(f"objectives do not fit x0 of shape {x0.shape}: {error}") from error
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    raise UserError(f"objectives do not fit x0 of shape {x0.shape}, or are not a pure jax function: {reason}") from error
   if getattr(out, "shape", None) != x0.shape:
     raise UserError(f"objectives return shape {getattr(out, 'shape', type(out).__name__)} for x0 of shape {x0.shape}; "
                     "they must keep it")

@@ -106,8 +106,9 @@ def solve(
   solution = _run(sheaf, coupling, arrays, x0, rho, jnp.asarray(tol, x0.dtype), rows, function, settings)
   gaps = problem.known(solution.primal + solution.dual)
   if gaps is not None and not np.isfinite(gaps).all():
-    raise UserError(f"the iterates are not finite any more after {int(solution.iterations)} iterations; check that the "
-                    "objectives return finite numbers for finite v and are bounded from below")
+    raise UserError(f"the iterates are not finite any more after {int(solution.iterations)} iterations: the objectives are "
+                    "unbounded from below or return no number, no point fulfils all constraints, or the numbers are too "
+                    "large for their type; check these, or scale the problem")
   return solution
 
 

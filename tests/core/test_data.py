@@ -119,6 +119,16 @@ def test_an_error_in_the_generator_leaves_nothing(tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == [".toy.lock"]
 
 
+@pytest.mark.parametrize("words", ["INTERNAL: No space left on device", "File too large"])
+def test_a_full_disk_that_a_writer_reports_in_its_own_way(tmp_path, words):
+  def full(i):
+    raise RuntimeError(words)
+
+  with pytest.raises(UserError, match="cannot prepare the data set toy .*free some space"):
+    data.prepare(toy_class(), tmp_path, on_example=full)
+  assert [p.name for p in tmp_path.iterdir()] == [".toy.lock"]
+
+
 @pytest.mark.slow
 def test_processes_that_want_the_same_data_make_it_once(tmp_path):
   body = """

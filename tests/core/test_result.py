@@ -36,6 +36,11 @@ def test_passed(expect, passed, missed):
   assert result["passed"] is passed and result_lib.missed(result) == missed
 
 
+def test_a_value_on_its_bar_passes():
+  assert result_lib.within(0.5, (0.5, None)) and result_lib.within(0.5, (None, 0.5)) and result_lib.within(0.5, (0.5, 0.5))
+  assert not result_lib.within(0.4999999, (0.5, None)) and not result_lib.within(0.5000001, (None, 0.5))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
 def test_one_seed_that_is_not_finite_fails_the_bar(bad, tmp_path):
   result = _build(metrics={"solved": [1.0, bad, 1.0]}, expect={"solved": (None, None)})

@@ -108,7 +108,8 @@ def test_neutral_keys_may_be_nested(fake):
   assert plain["train"] == {"steps": 10} and plain["seeds"] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"fingerprint": 1, "scalars": 3}'])
+@pytest.mark.parametrize("content", [
+    "", "[]", "{}", '{"scalars": 3}', '{"scalars": {}, "wall_s": 1, "peak_rss_mb": 1, "note": ""}'])
 @pytest.mark.parametrize("name", ["outcome.json", "unit.json"])
 def test_damaged_outcome_is_named(fake, content, name, capsys):
   _run(fake)
@@ -160,6 +161,21 @@ def test_trouble_in_a_unit(fake, trouble, code, capsys):
   assert ("error: the data file is empty" in err) == (trouble == "user")
   assert ("Traceback" in err) == (trouble == "defect")
   assert not (fake.folder / "work/result.json").exists()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_unit_refused_before_it_trained_leaves_no_trace(fake, trained):
+  experiment, cfg, _ = _parse(fake)
+
+  def refuse(cfg, unit, context):
+    if trained:
+      (context.workdir / "metrics.jsonl").write_text("{}")
+    raise UserError("the data file is empty")
+
+  unit = units.Unit("base", 0, None, 1.0)
+  with pytest.raises(UserError, match="empty"):
+    units.run_one(experiment._replace(run=refuse), cfg, fake.folder / "work", unit)
+  assert units.folder(fake.folder / "work", unit).exists() == trained
 
 
 def test_dry_run_and_modes_touch_no_workdir(fake, capsys):

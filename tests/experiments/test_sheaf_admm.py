@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import papers, sheaf_admm
+from experiments.launch import Context, Unit
 from experiments.papers import PAPERS
 from sakanajax.core import train
 from sakanajax.core.errors import UserError
@@ -59,6 +60,24 @@ def test_summary_computes_differences_and_ratios_per_seed(tmp_path):
   assert metrics["solved"] == [0.5, 0.4] and baselines["solved_slot"] == [0.2, 0.01]
   np.testing.assert_allclose(metrics["solved_ratio"], [2.5, 20.0])
   np.testing.assert_allclose(metrics["empty_acc_gain"], [0.3, 0.39])
+
+
+def test_a_unit_scores_average_weights_beside_the_last_ones_and_tunes_by_the_loss(tmp_path, monkeypatch):
+  cfg = papers.config(PAPER, "maze", "smoke")
+  state = train.TrainState(np.int32(1), {"w": np.ones(2, np.float32)}, (), {"w": np.full(2, 0.5, np.float32)})  # average 1
+  asked = []
+
+  def measure(arm, params, splits, evaluator):
+    asked.append((sorted(splits), float(params["w"][0])))
+    return {"loss_val": 10 + float(params["w"][0]), "solved_2x": float(params["w"][0])}
+
+  monkeypatch.setattr(fitting, "fit", lambda *args, **kwargs: state._replace(params={"w": np.full(2, 3, np.float32)}))
+  monkeypatch.setattr(fitting, "measure", measure)
+  context = Context(tmp_path, "", False, "")
+  scores = sheaf_admm.run(cfg, Unit("sheaf", 0, None, 1.0), context)
+  assert scores == {"loss_val": 11.0, "solved_2x": 1.0, "loss_val_raw": 13.0, "solved_2x_raw": 3.0, "params": 2}
+  assert sheaf_admm.run(cfg, Unit("sheaf", 0, 1e-3, 0.25), context) == {"tune_score": -11.0}
+  assert asked == [(["2x", "test", "train", "val"], 1.0), (["2x", "test", "train", "val"], 3.0), (["train", "val"], 1.0)]
 
 
 def _command(workdir, *more):

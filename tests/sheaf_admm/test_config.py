@@ -106,7 +106,13 @@ def test_an_arm_changes_what_it_names_only():
      (dict(arms=("sheaf", "cnn")), r"\['cnn'\] are not among"),
      (dict(iterations=dict(train=(5, 2))), r"\(5, 2\)"), (dict(model=dict(rho=0.0)), "rho must be positive"),
      (dict(model=dict(relaxation=2.0)), "relaxation"), (dict(model=dict(z_steps=0)), "z_steps must be at least 1"),
-     (dict(model=dict(map_init="identity")), "identity needs d_e = d_v"), (dict(task="chess"), "chess")],
+     (dict(model=dict(map_init="identity")), "identity needs d_e = d_v"), (dict(task="chess"), "chess"),
+     (dict(seeds=(0, 0)), "different numbers"), (dict(seeds=(-1,)), "different numbers"),
+     (dict(evaluation=dict(batch=0)), "batch 0 must be at least 1"), (dict(evaluation=dict(examples=-5)), "not be negative"),
+     (dict(evaluation=dict(pads=(4, -1))), "not be negative"), (dict(evaluation=dict(drops=(2.0,))), "shares between 0 and 1"),
+     (dict(iterations=dict(eval=-1)), "eval -1"), (dict(iterations=dict(grad=-1)), "grad -1"),
+     (dict(tune=dict(fraction=1.0)), "fraction 1.0"), (dict(model=dict(gamma=-5.0)), "gamma must not be negative"),
+     (dict(model=dict(lora_rank=-1)), "lora_rank must not be negative")],
 )
 def test_wrong_values_are_named(change, message):
   raw = get_config("maze,smoke").to_dict()

@@ -1,5 +1,6 @@
 """Digits: every file kind, the synthetic twin, the corruptions, real MNIST where cached, clear about bad input."""
 
+import dataclasses
 import gzip
 import pathlib
 import struct
@@ -249,7 +250,7 @@ def test_bad_arrays(change, words):
 def test_load_slices_and_round_trip(tmp_path):
   train, test = sample(20), sample(7, 1)
   np.savez(tmp_path / "own.npz", x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
-  config = data.DigitsData(source=str(tmp_path / "own.npz"), train=10, val=4, test=5)
+  config = data.DigitsData(source=str(tmp_path / "own.npz"), train=10, val=4, test=5, size=(6, 6))
   for _ in range(2):
     loaded = data.load(config, tmp_path / "data")
     np.testing.assert_array_equal(loaded["train"]["inputs"], train[0][:10])
@@ -257,13 +258,13 @@ def test_load_slices_and_round_trip(tmp_path):
     np.testing.assert_array_equal(loaded["val"]["labels"], train[1][16:])
     np.testing.assert_array_equal(loaded["test"]["inputs"], test[0][:5])
     assert loaded["test"]["labels"].dtype == np.int32
-  everything = data.load(data.DigitsData(str(tmp_path / "own.npz"), 0, 0, 0), tmp_path / "data")
+  everything = data.load(data.DigitsData(str(tmp_path / "own.npz"), 0, 0, 0, size=(6, 6)), tmp_path / "data")
   assert set(everything) == {"train", "test"}
   assert (len(everything["train"]["labels"]), len(everything["test"]["labels"])) == (20, 7)
   with pytest.raises(UserError, match="has 20 training images, train 18 and val 4 ask for more"):
-    data.load(data.DigitsData(str(tmp_path / "own.npz"), 18, 4, 5), tmp_path / "data")
+    data.load(dataclasses.replace(config, train=18), tmp_path / "data")
   with pytest.raises(UserError, match="has 7 test images, test 8 asks for more"):
-    data.load(data.DigitsData(str(tmp_path / "own.npz"), 10, 4, 8), tmp_path / "data")
+    data.load(dataclasses.replace(config, test=8), tmp_path / "data")
   assert len(list((tmp_path / "data" / "sheaf_digits").iterdir())) == 1, "one preparation serves all subsets"
 
 
@@ -278,6 +279,20 @@ def test_load_synthetic(tmp_path):
 def test_negative_counts_are_refused():
   with pytest.raises(ValueError, match="val -1 must not be negative"):
     data.DigitsData(val=-1)
+
+
+def test_images_of_another_size(tmp_path):
+  images, labels = sample(20)
+  np.savez(tmp_path / "own.npz", x_train=images[:, :5, :4], y_train=labels, x_test=images[:, :5, :4], y_test=labels)
+  config = data.DigitsData(str(tmp_path / "own.npz"), 0, 0, 0)
+  with pytest.raises(UserError, match=r"are 5x4, config.data.size says 28x28; set it to \(5, 4\)"):
+    data.load(config, tmp_path / "data")
+  loaded = data.load(dataclasses.replace(config, size=(5, 4)), tmp_path / "data")
+  assert loaded["train"]["inputs"].shape == (20, 5, 4)
+  with pytest.raises(ValueError, match="smaller than the 3x3 patch"):
+    dataclasses.replace(config, size=(2, 2))
+  with pytest.raises(ValueError, match="up to 1,000,000 images"):
+    data.DigitsData("synthetic", train=9_999_999)
 
 
 @pytest.mark.slow

@@ -266,13 +266,17 @@ def test_search_gives_up_in_time(monkeypatch):
     ((5, (2, 2), (7, 4), 0), "givens \\(7, 4\\) must be a rising pair within 0..16"),
     ((5, (2, 2), (4, 7), 0, "dev"), "unknown part 'dev'"),
     ((-5, (2, 2), (4, 7), 0), "n -5 must not be negative"),
-    ((5, (2, 2), (2, 3), 0), "found only 0 of 5 different 4x4 puzzles with 2..3 givens"),
+    ((5, (2, 2), (2, 3), 0), "no 4x4 puzzle with fewer than 4 givens"),
+    ((5, (2, 3), (0, 1), 0), "no 6x6 puzzle with fewer than 8 givens"),
 ])  # fmt: skip
 def test_bad_requests(args, words):
   with pytest.raises(UserError, match=words):
     sudoku.generate(*args)
   with pytest.raises(ValueError, match="unknown part"):
     sudoku.Split(5, (4, 7), 0, "dev")
+  for n, seed in ((0, 0), (5, -1)):
+    with pytest.raises(ValueError, match="n >= 1 and seed >= 0"):
+      sudoku.Split(n, (4, 7), seed, "train")
 
 
 def test_tfds_round_trip(tmp_path):

@@ -172,6 +172,9 @@ class Spy:
   def __init__(self):
     self.asked = []
 
+  def agents(self, size):
+    return (size[0] // 3) * (size[1] // 3)
+
   def __call__(self, params, inputs, labels, iterations, stays=None):
     assert len(inputs) == len(labels) and (stays is None or len(stays) == len(inputs))
     self.asked.append((inputs.shape, iterations))

@@ -50,11 +50,16 @@ class DigitsData:
   val: int = 5_000
   test: int = 10_000
   seed: int = 0  # of 'synthetic', and of the cut of a file that holds a single set
+  size: tuple[int, int] = (28, 28)  # height and width of the source's images
 
   def __post_init__(self):
-    for name in ("train", "val", "test"):
+    for name in ("train", "val", "test", "seed"):
       if getattr(self, name) < 0:
         raise ValueError(f"{name} {getattr(self, name)} must not be negative")
+    if min(self.size) < 3:
+      raise ValueError(f"size {self.size} is smaller than the 3x3 patch of an agent; give larger images")
+    if self.source == "synthetic" and (self.size != (28, 28) or self.train + self.val + self.test > 1_000_000):
+      raise ValueError("source 'synthetic' draws up to 1,000,000 images of 28x28; lower train, val and test")
 
 
 def _check_names(splits) -> None:

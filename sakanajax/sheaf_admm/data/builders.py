@@ -110,6 +110,10 @@ def load_sudoku(box: tuple[int, int], splits: dict[str, sudoku.Split], data_dir=
 def load_digits(config, data_dir=None) -> Arrays:
   """Digits of a `DigitsData`: the whole source is prepared once, any subset is read from it."""
   builder = _prepare(DigitsBuilder, _digits_recipe(config), data_dir)
+  there = tuple(builder.info.features["inputs"].shape)
+  if there != tuple(config.size):
+    raise UserError(f"digits: the images of {config.source} are {there[0]}x{there[1]}, config.data.size says "
+                    f"{config.size[0]}x{config.size[1]}; set it to ({there[0]}, {there[1]})")
   held, test = (builder.info.splits[name].num_examples for name in ("train", "test"))
   if config.train + config.val > held or config.val >= held:
     raise UserError(

@@ -50,6 +50,8 @@ class Split:
 
   def __post_init__(self):
     _check(self.n, self.size, self.min_path)
+    if self.n < 1 or self.seed < 0:
+      raise ValueError(f"a split needs n >= 1 and seed >= 0, got n {self.n} and seed {self.seed}")
 
 
 # Published sizes, path bounds and seeds; `val` is ours. W = twice or four times as wide.

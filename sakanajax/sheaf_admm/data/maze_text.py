@@ -18,7 +18,7 @@ _RENDER = "?# SG*"
 
 def parse_maze(text: str) -> np.ndarray:
   """Text of one maze, a line per row -> validated grid `[h, w]` uint8. UserErrors name row and column (from 1)."""
-  lines = text.replace("\r\n", "\n").split("\n")
+  lines = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
   while lines and not lines[-1].strip():
     lines.pop()
   while lines and not lines[0].strip():

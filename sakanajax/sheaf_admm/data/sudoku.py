@@ -22,6 +22,7 @@ from sakanajax.sheaf_admm.data.sudoku_text import Puzzle, parse_puzzle, render, 
 from sakanajax.sheaf_admm.data.symmetry import dihedral, fresh  # noqa: F401
 
 BOXES = ((2, 2), (2, 3), (3, 2), (3, 3))
+FEWEST = {4: 4, 6: 8, 9: 17}  # givens of a puzzle with a unique solution, by side
 _BUCKETS = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}  # of 10
 _SALT = np.uint64(4)  # divides the 49 classes of 6x6 evenly: 34, 5 and 10 of them hold 70, 9 and 21 % of the grids
 
@@ -38,6 +39,8 @@ class Split:
   def __post_init__(self):
     if self.part not in _BUCKETS:
       raise ValueError(f"unknown part {self.part!r}; use one of {', '.join(_BUCKETS)}")
+    if self.n < 1 or self.seed < 0:
+      raise ValueError(f"a split needs n >= 1 and seed >= 0, got n {self.n} and seed {self.seed}")
 
 
 def _table(train, val, test, givens):
@@ -108,6 +111,9 @@ def _check(n, box, givens, part) -> int:
   side = box[0] * box[1]
   if not 0 <= givens[0] <= givens[1] <= side * side:
     raise UserError(f"sudoku: givens {tuple(givens)} must be a rising pair within 0..{side * side}")
+  if givens[1] < FEWEST[side]:
+    raise UserError(f"sudoku: no {side}x{side} puzzle with fewer than {FEWEST[side]} givens has a unique solution; raise the "
+                    f"upper end of givens {tuple(givens)}")
   if part is not None and part not in _BUCKETS:
     raise UserError(f"sudoku: unknown part {part!r}; use one of {', '.join(_BUCKETS)} or None")
   if n < 0:
