@@ -78,7 +78,7 @@ class Config:
   once: tuple[str, ...] = ()  # arms that run on the first seed only: ablations, which carry no claim
   variants: dict[str, dict] = dataclasses.field(default_factory=dict)  # arm -> {section: {key: value}}
   data: dict[str, Any] = dataclasses.field(default_factory=dict)
-  augment: Literal["none", "dihedral", "full"] = "none"
+  augment: Literal["none", "dihedral", "full", "shift"] = "none"  # shift: digits, by up to 2 pixels
   model: ModelConfig = ModelConfig()
   train: TrainConfig = TrainConfig(steps=1000, batch_size=64, lr=1e-3)
   iterations: Iterations = Iterations()

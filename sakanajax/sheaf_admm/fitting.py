@@ -59,6 +59,8 @@ def batches(cfg: Config, arrays: Arrays, seed: int) -> Callable[[int], Arrays]:
       inputs, labels = symmetry.dihedral(inputs, labels, rng.integers(symmetry.order(inputs.shape), size=len(rows)))
     elif cfg.augment == "full":
       inputs, labels = sudoku_symmetry.augment(rng, inputs, labels, box)
+    elif cfg.augment == "shift":
+      inputs = digits.shift(rng, inputs, 2)
     return {"inputs": as_inputs(cfg, inputs), "labels": labels}
 
   return batch

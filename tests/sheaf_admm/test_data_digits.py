@@ -112,6 +112,20 @@ def test_pad_and_to_float():
   assert floats.dtype == np.float32 and floats.max() <= 1 and floats[0, 0, 0] == np.float32(images[0, 0, 0]) / 255
 
 
+def test_shift_moves_images_whole():
+  images = np.zeros((400, 7, 9), np.uint8)
+  images[:, 3, 4], images[:, 4, 4] = 7, 9
+  moved = digits.shift(np.random.default_rng(0), images, 2)
+  n, y, x = np.nonzero(moved == 7)
+  assert len(n) == 400 and (moved[n, y + 1, x] == 9).all() and (moved > 0).sum() == 800
+  assert set(zip((y - 3).tolist(), (x - 4).tolist())) == {(dy, dx) for dy in range(-2, 3) for dx in range(-2, 3)}
+  edge = np.ones((50, 4, 4), np.uint8)
+  lost = digits.shift(np.random.default_rng(1), edge, 1)
+  assert set(lost.sum((1, 2)).tolist()) == {9, 12, 16}  # what leaves the picture does not come back on the other side
+  with pytest.raises(ValueError, match="shift -1"):
+    digits.shift(np.random.default_rng(0), images, -1)
+
+
 def test_noise_is_clipped_normal():
   grey = np.full((50, 28, 28), 0.5, np.float32)
   noisy = digits.noise(np.random.default_rng(0), grey, 0.1)

@@ -95,6 +95,17 @@ def pad(images: np.ndarray, p: int) -> np.ndarray:
   return np.pad(images, ((0, 0), (p, p), (p, p)))
 
 
+def shift(rng: np.random.Generator, images: np.ndarray, most: int) -> np.ndarray:
+  """Moves each image `[n, H, W]` by whole pixels drawn from -most .. most in both directions; zeros come in."""
+  if most < 0:
+    raise ValueError(f"shift {most} must not be negative")
+  height, width = images.shape[1:]
+  wide = pad(images, most)
+  windows = np.lib.stride_tricks.sliding_window_view(wide, (height, width), axis=(1, 2))
+  y, x = rng.integers(2 * most + 1, size=(2, len(images)))
+  return windows[np.arange(len(images)), y, x]
+
+
 def noise(rng: np.random.Generator, images: np.ndarray, sigma: float) -> np.ndarray:
   """Adds normal noise of standard deviation `sigma` to floats in [0, 1] and clips to [0, 1]."""
   if images.dtype.kind != "f":
