@@ -1,11 +1,12 @@
 """`make gpu-check`: every kernel on a GPU, numerics against its reference and time against XLA, into gpu_check.json.
 
-    python -m pallas_kernels.gpu_check [--only=twell] [--dry] [--path=gpu_check.json]      (ONLY=twell in the environment, too)
+    python -m pallas_kernels.gpu_check [--only=twell] [--dry] [--path=gpu_check.json]   (or ONLY=twell in the environment)
 
-An operation adds a function to OPERATIONS; it takes `dry` and returns its checks by name. A check takes nothing and returns a
-dict of plain numbers with a bool `passed`; one that raises has failed, and the others still run. The file is written anew
-after each check, so that what was measured survives an interruption. `--dry` needs no GPU: tiny shapes, references in the place of
-kernels, only to see that the script itself works. Exit codes: 0 all passed, 1 a check failed, 2 no GPU or an unknown operation.
+An operation adds a function to OPERATIONS; it takes `dry` and returns its checks by name. A check takes nothing and
+returns a dict of plain numbers with a bool `passed`; one that raises has failed, and the others still run. The file
+is written anew after each check, so that what was measured survives an interruption. `--dry` needs no GPU: tiny
+shapes, references in the place of kernels, only to see that the script itself works. Exit codes: 0 all passed, 1 a
+check failed, 2 no GPU or an unknown operation.
 """
 
 from __future__ import annotations
