@@ -202,7 +202,7 @@ def _mnist(scale: str) -> dict:
           evaluation=dict(examples=32, batch=32, pads=(16,), noises=(0.1,), drops=(0.1,)),
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
-          arms=("sheaf", "cnn_gap", "cnn_gmp"),
+          arms=("sheaf", "cnn_gap", "cnn_gmp"), augment="shift",
           train=dict(steps=1500, batch_size=48, lr=6e-3, warmup=50, schedule="cosine", weight_decay=1e-7, skip=5,
                      ema_decay=0.99, checkpoint_every=200),
           data=dict(source="mnist", train=20_000, val=2_000, test=10_000),
