@@ -2,12 +2,19 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _listen():
+  """A shell that runs the tests in the background lets its children ignore SIGINT."""
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 MODULE = '''
 """A fake paper."""
@@ -116,7 +123,8 @@ class Fake:
   def start(self, *flags: str, spec: str = "a,cpu") -> subprocess.Popen:
     command = [sys.executable, "-m", *self.argv(*flags, spec=spec)]
     return subprocess.Popen(
-        command, cwd=self.folder, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, cwd=self.folder, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=_listen,  # pylint: disable=subprocess-popen-preexec-fn
     )
 
   def run(self, *flags: str, spec: str = "a,cpu") -> subprocess.CompletedProcess:
