@@ -45,6 +45,10 @@ else
   NEEDS := $(READY)
 endif
 
+# Compilers for GPUs and TPUs that are not here (pallas_kernels/_compat.py says why they lie apart).
+AOT_3.11 := jax-cuda12-plugin==0.10.2 libtpu==0.0.42
+AOT_3.12 := jax-cuda12-plugin==0.11.2 libtpu==0.0.48
+
 # Compiled programs are kept between runs, apart for each kind of processor.
 CPU := $(shell { grep -m1 -E '^(flags|Features)' /proc/cpuinfo || uname -mp; } 2>/dev/null | cksum | cut -d' ' -f1)
 CACHE = $${SAKANAJAX_CACHE:-$${HOME:-/tmp}/.cache/sakanajax}
@@ -82,8 +86,12 @@ $(READY): setup.cfg pyproject.toml constraints-3.11.txt constraints-3.12.txt $(i
 	@rm -f $@
 	@$(if $(HAVE),:,rm -rf $(VENV) && $(CHOSEN) -m venv $(VENV)) || \
 	  { echo "sakanajax: cannot make $(VENV) with $(CHOSEN); free some space or name another: $(REMEDY)" >&2; exit 1; }
-	@echo "sakanajax: installing into $(VENV) (about 2 GB; one to three minutes)"
+	@echo "sakanajax: installing into $(VENV) (about 3 GB; two to four minutes)"
 	@$(VENV)/bin/python -m pip install --disable-pip-version-check --no-input \
 	  --constraint constraints-$(VERSION).txt --editable '.[test]' || \
 	  { echo "sakanajax: the installation failed (see pip's last lines; it needs the network); run the same command to try again" >&2; exit 1; }
+	@rm -rf $(VENV)/aot && $(VENV)/bin/python -m pip install --disable-pip-version-check --no-input --quiet --no-deps \
+	  --target $(VENV)/aot $(AOT_$(VERSION)) || \
+	  { echo "sakanajax: without $(AOT_$(VERSION)) kernels cannot be compiled for absent devices; their tests will be skipped" >&2; }
+	@$(VENV)/bin/python -m pallas_kernels.twell.cpu || true
 	@echo "$(VERSION) $(CURDIR)" > $@

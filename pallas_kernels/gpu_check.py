@@ -1,6 +1,6 @@
 """`make gpu-check`: every kernel on a GPU, numerics against its reference and time against XLA, into gpu_check.json.
 
-    python -m pallas_kernels.gpu_check [--only=twell] [--dry] [--path=gpu_check.json]   (or ONLY=twell in the environment)
+    python -m pallas_kernels.gpu_check [--only=twell] [--dry] [--path=gpu_check.json]   (or ONLY=twell)
 
 An operation adds a function to OPERATIONS; it takes `dry` and returns its checks by name. A check takes nothing and
 returns a dict of plain numbers with a bool `passed`; one that raises has failed, and the others still run. The file
