@@ -82,6 +82,7 @@ def test_pins_lie_within_the_ranges(python):
 def test_jax_and_jaxlib_are_pinned_together():
   for python in PYTHONS:
     assert pins(python)["jax"] == pins(python)["jaxlib"]
+    assert f"AOT_{python} := jax-cuda12-plugin=={pins(python)['jax']} " in (ROOT / "Makefile").read_text()
     assert "tensorflow" not in pins(python)
 
 
@@ -99,6 +100,9 @@ def test_ci_runs_the_tests_and_stops_at_the_first_error():
   script = ROOT / ".ci" / "run"
   assert "set -euo pipefail" in script.read_text() and "make test" in script.read_text()
   assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+
+
+INSTALL = ("pip", "pip", "pallas_kernels.twell.cpu")  # the project, the compilers for absent devices, the C++ path
 
 
 class Clone:
@@ -173,13 +177,14 @@ def test_installs_once_and_again_when_the_pins_change(clone):
   clone.python("python3", "3.11")
   code, _, calls = clone.make("test")
   assert code == 0
-  assert [call.split()[1] for call in calls] == ["venv", "pip", "pytest"]
+  assert [call.split()[1] for call in calls] == ["venv", *INSTALL, "pytest"]
   assert "--constraint constraints-3.11.txt --editable .[test]" in calls[1]
-  assert calls[2] == "-m pytest -m not slow and not gpu"
+  assert "--no-deps --target .venv/aot jax-cuda12-plugin==0.10.2 libtpu" in calls[2]
+  assert calls[-1] == "-m pytest -m not slow and not gpu"
   assert [call.split()[1] for call in clone.make("test")[2]] == ["pytest"]
   later = (clone.root / ".venv" / "installed").stat().st_mtime + 10
   os.utime(clone.root / "constraints-3.11.txt", (later, later))
-  assert [call.split()[1] for call in clone.make("test")[2]] == ["pip", "pytest"]
+  assert [call.split()[1] for call in clone.make("test")[2]] == [*INSTALL, "pytest"]
 
 
 def test_failed_install_says_so_and_is_redone(clone):
@@ -189,7 +194,7 @@ def test_failed_install_says_so_and_is_redone(clone):
   ours = [line for line in errors.splitlines() if line.startswith("sakanajax:")]
   assert len(ours) == 1 and "network" in ours[0] and errors.index(ours[0]) > errors.index("pip's own words")
   (clone.root / ".venv" / "half").write_text("left behind")
-  assert [call.split()[1] for call in clone.make("test")[2]] == ["venv", "pip", "pytest"]
+  assert [call.split()[1] for call in clone.make("test")[2]] == ["venv", *INSTALL, "pytest"]
   assert not (clone.root / ".venv" / "half").exists()
 
 
@@ -198,9 +203,9 @@ def test_moved_clone_and_another_python_are_installed_anew(clone):
   clone.python("python3.12", "3.12")
   clone.make("test")
   clone.root = clone.root.rename(clone.root.with_name("moved"))
-  assert [call.split()[1] for call in clone.make("test")[2]] == ["venv", "pip", "pytest"]
+  assert [call.split()[1] for call in clone.make("test")[2]] == ["venv", *INSTALL, "pytest"]
   calls = clone.make("test", "PYTHON=python3.12")[2]
-  assert [call.split()[1] for call in calls] == ["venv", "pip", "pytest"] and "constraints-3.12.txt" in calls[1]
+  assert [call.split()[1] for call in calls] == ["venv", *INSTALL, "pytest"] and "constraints-3.12.txt" in calls[1]
   assert [call.split()[1] for call in clone.make("test")[2]] == ["pytest"]
 
 
