@@ -129,7 +129,7 @@ def _sudoku(scale: str) -> dict:
           iterations=dict(train=(4, 4), eval=8, far=8)),
       "cpu": dict(
           arms=("sheaf", "mpnn", "slot", "k0"), once=("k0",),
-          train=dict(steps=1200, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
+          train=dict(steps=1600, batch_size=32, lr=3e-3, warmup=50, schedule="cosine", skip=5, ema_decay=0.99,
                      checkpoint_every=200),
           data={"box": box, "splits": _puzzles(20_000, 1000, (12, 20))}, evaluation=dict(examples=1000, batch=100),
           iterations=dict(train=(10, 10), eval=20, far=20),
