@@ -61,10 +61,11 @@ class Experiment(NamedTuple):
   Fields:
     run: (cfg, unit, ctx) -> scalars, among them `tune_score` (of the validation split, higher is better) when tuned.
       It resumes by itself from what it left in ctx.workdir.
-    seeds: (cfg, arm) -> seeds of the arm. lrs: (cfg, arm) -> learning rates to try, () to leave the arm untuned.
     summarize: (cfg, {arm: {seed: scalars}}, workdir) -> (metrics, baselines, plots); the scalars carry `_lr`,
       `_wall_s` and `_peak_rss_mb` beside what `run` returned.
     dry_run: (cfg) -> one row (a dict) per arm: parameters, FLOPs, memory, expected time.
+    seeds: (cfg, arm) -> seeds of the arm; by default cfg.seeds, and the first of them for arms in cfg.once.
+    lrs: (cfg, arm) -> learning rates to try, () to leave the arm untuned; by default those of cfg.tune.
     modes: further values of --mode.
     arm_config: (cfg, arm) -> whatever decides the numbers of that arm, so that a change to one arm leaves the finished
       units of the others valid; the whole config when None.
@@ -74,10 +75,10 @@ class Experiment(NamedTuple):
   name: str
   config_cls: type
   run: Callable[[Any, Unit, Context], Mapping[str, float]]
-  seeds: Callable[[Any, str], Sequence[int]]
-  lrs: Callable[[Any, str], Sequence[float]]
   summarize: Callable[[Any, dict, pathlib.Path], tuple[dict, dict, list]]
   dry_run: Callable[[Any], list[dict]]
+  seeds: Callable[[Any, str], Sequence[int]] = lambda cfg, arm: cfg.seeds[:1] if arm in cfg.once else cfg.seeds
+  lrs: Callable[[Any, str], Sequence[float]] = lambda cfg, arm: cfg.tune.lrs.get(arm, ())
   modes: Mapping[str, Callable[[Any, ModeFlags], None]] = {}
   claims: tuple[Claim, ...] = ()
   paper: str = ""  # title, venue and arXiv number, for the report

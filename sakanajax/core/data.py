@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator
 
 import numpy as np
 
-from sakanajax.core.errors import UserError
+from sakanajax.core.errors import UserError, first_line
 
 
 def default_data_dir() -> pathlib.Path:
@@ -54,7 +54,7 @@ def prepare(
     if not isinstance(error, OSError) and not _of_the_disk(error):
       raise
     raise UserError(
-        f"cannot prepare the data set {builder_cls.name} in {root}: {getattr(error, 'strerror', None) or _first_line(error)};"
+        f"cannot prepare the data set {builder_cls.name} in {root}: {getattr(error, 'strerror', None) or first_line(error)};"
         " free some space or set SAKANAJAX_DATA to another folder"
     ) from error
   return builder
@@ -70,7 +70,7 @@ def to_arrays(builder: Any, split: str) -> dict[str, np.ndarray]:
     rows = source.__getitems__(range(len(source)))
   except Exception as error:  # whatever the readers below raise, the files are to blame
     raise UserError(
-        f"cannot read split {split!r} of {builder.data_dir} ({_first_line(error)});"
+        f"cannot read split {split!r} of {builder.data_dir} ({first_line(error)});"
         " delete that folder and run again"
     ) from error
   if not rows:
@@ -135,7 +135,3 @@ def _stack(column: list[Any]) -> np.ndarray:
   if isinstance(column[0], (bytes, str)):
     return np.array(column, dtype=object)
   return np.stack([np.asarray(value) for value in column])
-
-
-def _first_line(error: BaseException) -> str:
-  return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sakanajax.core.errors import UserError
+from sakanajax.core.errors import UserError, first_line
 
 _TINY = 1024  # arrays with fewer elements are copied: slicing them costs more than it saves
 
@@ -118,8 +118,7 @@ def init_distributed(
   try:
     jax.distributed.initialize(coordinator_address, num_processes, process_id)
   except (RuntimeError, ValueError) as error:
-    reason = str(error).strip().splitlines()[0]
     raise UserError(
         f"cannot join the run at {coordinator_address} as process {process_id} of"
-        f" {num_processes}: {reason}"
+        f" {num_processes}: {first_line(error)}"
     ) from error

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from sakanajax.core.errors import UserError
+from sakanajax.core.errors import UserError, first_line
 
 ENDS = ("<|im_end|>", "<|endoftext|>", "</s>", "<|end_of_text|>", "<|eot_id|>")  # special tokens that end a text
 _LLAMA3 = (
@@ -116,7 +116,7 @@ def from_json(text: str, eos: int | None = None, template: str = "", name: str =
     bpe = tokenizers.Tokenizer.from_str(text)
     described = json.loads(text)
   except Exception as error:  # the package raises the base class
-    raise UserError(f"{name} is not a tokenizer.json ({_first_line(error)}); replace it") from error
+    raise UserError(f"{name} is not a tokenizer.json ({first_line(error)[:200]}); replace it") from error
   bpe.encode_special_tokens = True
   bpe.no_truncation()
   bpe.no_padding()
@@ -152,7 +152,7 @@ def from_gguf(metadata: Mapping[str, Any], name: str = "the GGUF file") -> Token
     added = {token: i for i, (token, kind) in enumerate(zip(tokens, types)) if kind == _USER}
     text = _bpe_json({token: i for i, token in enumerate(tokens)}, merges, special, added, pre)
   except (KeyError, ValueError, TypeError) as error:
-    raise UserError(f"{name}: its tokenizer is incomplete ({_first_line(error)}); replace the file") from error
+    raise UserError(f"{name}: its tokenizer is incomplete ({first_line(error)[:200]}); replace the file") from error
   return from_json(text, eos, str(metadata.get("tokenizer.chat_template", "")), name)
 
 
@@ -249,7 +249,3 @@ def _package() -> Any:
   except ImportError as error:
     raise UserError("the package tokenizers is missing; run: pip install 'sakanajax[lm]'") from error
   return tokenizers
-
-
-def _first_line(error: BaseException) -> str:
-  return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]

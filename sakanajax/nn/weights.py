@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from sakanajax.core import files
-from sakanajax.core.errors import UserError
+from sakanajax.core.errors import UserError, first_line
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -98,7 +98,7 @@ def _blamed(path: pathlib.Path):
   except OSError as error:
     raise UserError(f"cannot read {path}: {error.strerror or error}") from error
   except _package().SafetensorError as error:
-    words = str(error).splitlines()[0][:120]
+    words = first_line(error)[:120]
     raise UserError(f"{path} is damaged or not safetensors ({words}); fetch it again") from error
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal
 
+from sakanajax.core import arms as arms_lib
 from sakanajax.core import config as config_lib
-from sakanajax.core.errors import UserError
+from sakanajax.core.arms import Tune
 from sakanajax.core.mesh import MeshConfig
 from sakanajax.core.train import TrainConfig
 from sakanajax.sheaf_admm import data as data_lib
@@ -56,18 +56,6 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tune:
-  """Learning rates tried on the first seed at a fraction of the steps; arms not named keep train.lr."""
-
-  lrs: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-  fraction: float = 0.25
-
-  def __post_init__(self):
-    if not 0 < self.fraction < 1:
-      raise ValueError(f"fraction {self.fraction} must lie between 0 and 1")
-
-
-@dataclasses.dataclass(frozen=True)
 class Config:
   """One experiment: a base network, and what each arm changes of it."""
 
@@ -88,11 +76,7 @@ class Config:
   expect: dict[str, tuple] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
-    unknown = set(self.arms) - set(self.variants) - {"sheaf"}
-    if unknown:
-      raise ValueError(f"arms {sorted(unknown)} are not among the variants {sorted(self.variants)}")
-    if min(self.seeds, default=0) < 0 or len(set(self.seeds)) < len(self.seeds):
-      raise ValueError(f"seeds {self.seeds} must be different numbers >= 0")
+    arms_lib.check(self.arms, ("sheaf", *self.variants), self.seeds)
 
   @property
   def kind(self) -> str:
@@ -101,18 +85,8 @@ class Config:
 
 
 def of_arm(cfg: Config, arm: str) -> Config:
-  """The config of one arm: the base with the arm's changes. Raises UserError naming a key that is wrong."""
-  changes: Mapping[str, Any] = cfg.variants.get(arm, {})
-  for section in changes:
-    if section not in ("model", "train", "iterations"):
-      raise UserError(f"config.variants.{arm}.{section}: unknown section; known: model, train, iterations")
-  sections = {
-      section: config_lib.from_config(
-          type(getattr(cfg, section)), config_lib.to_dict(getattr(cfg, section)) | dict(values),
-          f"config.variants.{arm}.{section}")
-      for section, values in changes.items()
-  }
-  return dataclasses.replace(cfg, **sections)
+  """The config of one arm, see `core.arms.of_arm`."""
+  return arms_lib.of_arm(cfg, arm, ("model", "train", "iterations"))
 
 
 def data_of(cfg: Config):

@@ -11,7 +11,7 @@ Legend: N agents, E undirected edges (each stored once), S slots of an agent, D 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -138,12 +138,17 @@ def from_networkx(network) -> tuple[Graph, list]:
 
   Raises ValueError for a directed graph.
   """
+  edges, nodes = numbered(network)
+  return make_graph(edges, None, len(nodes)), nodes
+
+
+def numbered(network) -> tuple[list[tuple[int, int]], list]:
+  """Returns (edges between agent numbers, nodes in agent order) of an undirected networkx graph; else ValueError."""
   if network.is_directed():
     raise ValueError("the networkx graph is directed; give graph.to_undirected()")
   nodes = list(network.nodes)
   number = {node: index for index, node in enumerate(nodes)}
-  edges: Iterable = [(number[edge[0]], number[edge[1]]) for edge in network.edges]
-  return make_graph(list(edges), None, len(nodes)), nodes
+  return [(number[edge[0]], number[edge[1]]) for edge in network.edges], nodes
 
 
 def drop_agents(graph: Graph, dropped: jax.Array) -> Graph:

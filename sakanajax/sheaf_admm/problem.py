@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sakanajax.core.errors import UserError
+from sakanajax.core.errors import UserError, first_line
 from sakanajax.sheaf_admm import coupling as coupling_lib
+from sakanajax.sheaf_admm import graph as graph_lib
 from sakanajax.sheaf_admm import maps as maps_lib
 from sakanajax.sheaf_admm.coupling import Coupling, Sheaf
 from sakanajax.sheaf_admm.graph import Graph
@@ -105,12 +106,13 @@ def _edges(graph: Any, agents: int) -> tuple[jax.Array, jax.Array, int]:
 
 
 def _numbered(network: Any, agents: int) -> list[tuple[int, int]]:
-  if network.is_directed():
-    raise UserError("the networkx graph is directed; give graph.to_undirected()")
-  number = {node: index for index, node in enumerate(network.nodes)}
-  if len(number) != agents:
-    raise UserError(f"the graph has {len(number)} agents but x0 has {agents} rows; give one row per node, in their order")
-  return [(number[edge[0]], number[edge[1]]) for edge in network.edges]
+  try:
+    edges, nodes = graph_lib.numbered(network)
+  except ValueError as error:
+    raise UserError(str(error)) from error
+  if len(nodes) != agents:
+    raise UserError(f"the graph has {len(nodes)} agents but x0 has {agents} rows; give one row per node, in their order")
+  return edges
 
 
 def _checked(maps: jax.Array, x0: jax.Array) -> jax.Array:
@@ -133,8 +135,8 @@ def check_objectives(prox: Prox, x0: jax.Array, rho: jax.Array) -> None:
   try:
     out = jax.eval_shape(prox, x0, rho)
   except (TypeError, ValueError) as error:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    raise UserError(f"objectives do not fit x0 of shape {x0.shape}, or are not a pure jax function: {reason}") from error
+    raise UserError(f"objectives do not fit x0 of shape {x0.shape}, or are not a pure jax function: "
+                    f"{first_line(error)}") from error
   if getattr(out, "shape", None) != x0.shape:
     raise UserError(f"objectives return shape {getattr(out, 'shape', type(out).__name__)} for x0 of shape {x0.shape}; "
                     "they must keep it")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from sakanajax.core import config as config_lib
-from sakanajax.core.errors import UserError
+from sakanajax.core import arms as arms_lib
+from sakanajax.core.arms import Tune
 from sakanajax.core.mesh import MeshConfig
 from sakanajax.core.train import TrainConfig
 from sakanajax.twell.loss import Penalty
@@ -95,14 +94,6 @@ class Speed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tune:
-  """Learning rates tried on the first seed at a fraction of the steps; arms not named keep train.lr."""
-
-  lrs: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-  fraction: float = 0.25
-
-
-@dataclasses.dataclass(frozen=True)
 class Config:
   """One experiment.
 
@@ -132,26 +123,14 @@ class Config:
   expect: dict[str, tuple] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
-    unknown = set(self.arms) - set(self.variants)
-    if unknown:
-      raise ValueError(f"arms {sorted(unknown)} are not among the variants {sorted(self.variants)}")
+    arms_lib.check(self.arms, tuple(self.variants), self.seeds)
     if self.choice.arm and self.choice.arm not in self.variants:
       raise ValueError(f"choice.arm {self.choice.arm!r} is not among the variants {sorted(self.variants)}")
 
 
 def of_arm(cfg: Config, arm: str) -> Config:
-  """The config of one arm: the base with the arm's changes. Raises UserError naming a key that is wrong."""
-  changes: Mapping[str, Any] = cfg.variants.get(arm, {})
-  for section in changes:
-    if section not in SECTIONS:
-      raise UserError(f"config.variants.{arm}.{section}: unknown section; known: {', '.join(SECTIONS)}")
-  sections = {
-      section: config_lib.from_config(
-          type(getattr(cfg, section)), config_lib.to_dict(getattr(cfg, section)) | dict(values),
-          f"config.variants.{arm}.{section}")
-      for section, values in changes.items()
-  }
-  return dataclasses.replace(cfg, **sections)
+  """The config of one arm, see `core.arms.of_arm`."""
+  return arms_lib.of_arm(cfg, arm, SECTIONS)
 
 
 def alone(cfg: Config, arm: str) -> Config:

@@ -11,11 +11,6 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def _listen():
-  """A shell that runs the tests in the background lets its children ignore SIGINT."""
-  signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 MODULE = '''
 """A fake paper."""
 import dataclasses, os, time
@@ -122,10 +117,14 @@ class Fake:
 
   def start(self, *flags: str, spec: str = "a,cpu") -> subprocess.Popen:
     command = [sys.executable, "-m", *self.argv(*flags, spec=spec)]
-    return subprocess.Popen(
-        command, cwd=self.folder, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=_listen,  # pylint: disable=subprocess-popen-preexec-fn
-    )
+    # A shell that runs the tests in the background lets them, and so their children, ignore SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+      return subprocess.Popen(
+          command, cwd=self.folder, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+      )
+    finally:
+      signal.signal(signal.SIGINT, before)
 
   def run(self, *flags: str, spec: str = "a,cpu") -> subprocess.CompletedProcess:
     with self.start(*flags, spec=spec) as process:

@@ -12,7 +12,7 @@ import zlib
 
 import numpy as np
 
-from sakanajax.core.errors import UserError
+from sakanajax.core.errors import UserError, first_line
 
 MAX_SIDE = 512  # of a single picture
 _FORMATS = "IDX (*-images-idx3-ubyte[.gz] beside *-labels-idx1-ubyte[.gz]), .npz or .csv"
@@ -92,7 +92,7 @@ def _read_npz(path):
         return validate(file["images"], file["labels"], path.name), None
   except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
     raise UserError(
-        f"digits: cannot read {path} as npz ({_first_line(error)}); save plain arrays with numpy.savez"
+        f"digits: cannot read {path} as npz ({first_line(error)}); save plain arrays with numpy.savez"
     ) from error
   raise UserError(
       f"digits: {path.name} holds {sorted(held)}; name the arrays images and labels, or {', '.join(_NPZ_KEYS[0])}"
@@ -109,7 +109,7 @@ def read_csv(path) -> tuple[np.ndarray, np.ndarray]:
       rows = np.loadtxt(path, np.int16, delimiter=",", skiprows=header, ndmin=2)
   except (OSError, ValueError) as error:
     raise UserError(
-        f"digits: cannot read {path} as csv ({_first_line(error)}); write label,pixel,...,pixel in each line"
+        f"digits: cannot read {path} as csv ({first_line(error)}); write label,pixel,...,pixel in each line"
     ) from error
   side = int(round(max(rows.shape[1] - 1, 0) ** 0.5))
   if rows.shape[1] < 2 or side * side != rows.shape[1] - 1:
@@ -183,11 +183,7 @@ def read_image(path, patch: int = 3, invert: bool | None = None) -> np.ndarray:
     raise UserError(f"digits: picture {path} does not exist") from error
   except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
     raise UserError(
-        f"digits: {path.name} is not a picture that can be read ({_first_line(error)}); save it as a grey PNG"
+        f"digits: {path.name} is not a picture that can be read ({first_line(error)}); save it as a grey PNG"
     ) from error
   border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
   return 255 - grey if (border.mean() > 127 if invert is None else invert) else grey.copy()
-
-
-def _first_line(error: BaseException) -> str:
-  return next(iter(str(error).strip().splitlines()), type(error).__name__)
