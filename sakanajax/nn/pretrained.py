@@ -50,6 +50,7 @@ _BLOCK = {
     ("ffn", "layer", "up"): ("mlp.up_proj", "ffn_up"),
     ("ffn", "layer", "down"): ("mlp.down_proj", "ffn_down"),
 }
+ACTIVATIONS = ("silu", "relu")
 _EMBED, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
@@ -69,6 +70,7 @@ class LlamaConfig:
     norm_eps: of the RMSNorms.
     tied: the head is the embedding.
     context: tokens it was trained to see at once.
+    activation: of the gate, one of ACTIVATIONS.
   """
 
   vocab: int
@@ -82,8 +84,11 @@ class LlamaConfig:
   norm_eps: float = 1e-5
   tied: bool = True
   context: int = 2048
+  activation: str = "silu"
 
   def __post_init__(self):
+    if self.activation not in ACTIVATIONS:
+      raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
     for field in ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "context"):
       value = getattr(self, field)
       if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 31:
@@ -109,23 +114,24 @@ def llama(cfg: LlamaConfig) -> Layer:
   """Returns the language model of a config; params {"embed", "body", "norm", ("head")}, the body's with axis `[n]`."""
   norm = functools.partial(rms_norm, eps=cfg.norm_eps)
   mixer = attention(cfg.dim, cfg.heads, cfg.kv_heads, cfg.head_dim, positions=rope(cfg.theta))
-  body = stack(block(cfg.dim, mixer, glu(cfg.dim, cfg.hidden), norm), cfg.layers)
+  body = stack(block(cfg.dim, mixer, glu(cfg.dim, cfg.hidden, cfg.activation), norm), cfg.layers)
   return lm(cfg.vocab, cfg.dim, body, cfg.tied, norm)
 
 
-def load(source: str | os.PathLike, dtype: Any = jnp.float32) -> Pretrained:
+def load(source: str | os.PathLike, dtype: Any = jnp.float32, activation: str = "") -> Pretrained:
   """Loads a model.
 
   Args:
     source: the name of an asset ("smollm2", fetched when missing), a .gguf file, a folder with config.json and
       model.safetensors (or shards with their model.safetensors.index.json), or the path of that model.safetensors.
     dtype: of the params and so of the activations.
+    activation: overrides `hidden_act` of config.json, for folders that say it wrongly.
 
   Raises:
     UserError: nothing there, a damaged or foreign file, an architecture that is not exactly Llama's.
   """
   folder = _folder(source)
-  cfg, content = _read_config(folder)
+  cfg, content = _read_config(folder, activation)
   stored = weights.open_folder(folder)
   expected = {name for name, _ in _tensor_names(cfg)}
   strange = sorted(name for name in stored.names - expected - {_HEAD} if not name.endswith("rotary_emb.inv_freq"))
@@ -290,16 +296,17 @@ def _named(params: PyTree, cfg: LlamaConfig) -> Iterator[tuple[str, np.ndarray]]
       yield f"model.layers.{i}.{name}.weight", np.ascontiguousarray(stacked[i].T)
 
 
-def _read_config(folder: pathlib.Path) -> tuple[LlamaConfig, dict[str, Any]]:
+def _read_config(folder: pathlib.Path, activation: str = "") -> tuple[LlamaConfig, dict[str, Any]]:
   """Returns the sizes in config.json and its whole content; refuses what this module does not compute."""
   path = folder / "config.json"
   content = files.read_json(path)
   if not isinstance(content, dict) or content.get("model_type") != "llama":
     kind = content.get("model_type") if isinstance(content, dict) else None
     raise UserError(f"{path}: model_type {kind!r} is not llama; give a Llama-family model")
+  activation = activation or content.get("hidden_act", "silu")
   rope_content = content.get("rope_parameters") or content.get("rope_scaling") or {}
   refused = {
-      "hidden_act": content.get("hidden_act", "silu") != "silu",
+      "hidden_act": activation not in ACTIVATIONS,
       "attention_bias": bool(content.get("attention_bias")),
       "mlp_bias": bool(content.get("mlp_bias")),
       "rope_scaling": not isinstance(rope_content, dict) or rope_content.get("rope_type", "default") != "default"
@@ -322,6 +329,7 @@ def _read_config(folder: pathlib.Path) -> tuple[LlamaConfig, dict[str, Any]]:
         norm_eps=float(content.get("rms_norm_eps", 1e-6)),
         tied=bool(content.get("tie_word_embeddings", False)),
         context=content.get("max_position_embeddings", 2048),
+        activation=activation,
     )
   except KeyError as error:
     raise UserError(f"{path} has no {error}; replace it") from error
@@ -335,8 +343,8 @@ def _config_json(cfg: LlamaConfig, dtype: str, tokenizer: Tokenizer | None) -> d
       "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": dtype,
       "vocab_size": cfg.vocab, "hidden_size": cfg.dim, "num_hidden_layers": cfg.layers,
       "num_attention_heads": cfg.heads, "num_key_value_heads": cfg.kv_heads, "head_dim": cfg.head_dim,
-      "intermediate_size": cfg.hidden, "hidden_act": "silu", "rope_theta": cfg.theta, "rms_norm_eps": cfg.norm_eps,
-      "tie_word_embeddings": cfg.tied, "max_position_embeddings": cfg.context,
+      "intermediate_size": cfg.hidden, "hidden_act": cfg.activation, "rope_theta": cfg.theta,
+      "rms_norm_eps": cfg.norm_eps, "tie_word_embeddings": cfg.tied, "max_position_embeddings": cfg.context,
       "attention_bias": False, "mlp_bias": False, "bos_token_id": None,
       "eos_token_id": None if tokenizer is None else tokenizer.eos,
   }  # fmt: skip

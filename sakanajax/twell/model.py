@@ -104,11 +104,11 @@ def language_model(cfg: ModelConfig, ff: Layer | None = None, body: Layer | None
   return lm(cfg.vocab, cfg.dim, body, cfg.tied, functools.partial(rms_norm, eps=cfg.norm_eps))
 
 
-def of_llama(cfg: LlamaConfig, activation: str) -> ModelConfig:
-  """The config of a Llama-family model whose gate is `activation`; its params have the layout of ours."""
+def of_llama(cfg: LlamaConfig) -> ModelConfig:
+  """The config of a Llama-family model; its params have the layout of ours."""
   return ModelConfig(
       vocab=cfg.vocab, dim=cfg.dim, hidden=cfg.hidden, layers=cfg.layers, heads=cfg.heads, kv_heads=cfg.kv_heads,
-      head_dim=cfg.head_dim, activation=activation, theta=cfg.theta, norm_eps=cfg.norm_eps, tied=cfg.tied)
+      head_dim=cfg.head_dim, activation=cfg.activation, theta=cfg.theta, norm_eps=cfg.norm_eps, tied=cfg.tied)
 
 
 def compute_dtype(cfg: ModelConfig):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import tempfile
 from typing import Any, Iterator, NamedTuple
 
 import jax
@@ -150,8 +149,7 @@ def read(source: str | os.PathLike, activation: str = "") -> Model:
   Args:
     source: the folder, or the path of its model.safetensors.
     activation: overrides `hidden_act` of its config.json, which the released SparseLM checkpoints leave at "silu"
-    although
-      they were trained with ReLU.
+      although they were trained with ReLU.
 
   Raises:
     UserError: no such model, not a Llama, or not ReLU.
@@ -162,17 +160,8 @@ def read(source: str | os.PathLike, activation: str = "") -> Model:
   said = activation or (content.get("hidden_act", "silu") if isinstance(content, dict) else "silu")
   if said != "relu":
     raise UserError(f"{folder}: hidden_act {said!r} leaves no zeros to skip; give a model that was trained with ReLU")
-  with tempfile.TemporaryDirectory() as scratch:
-    # The loader computes SiLU and refuses other activations; the weights do not depend on it.
-    for path in folder.iterdir():
-      if path.is_file() and path.name != "config.json":
-        (pathlib.Path(scratch) / path.name).symlink_to(path.resolve())
-    files.write_json(pathlib.Path(scratch) / "config.json", content | {"hidden_act": "silu"})
-    try:
-      loaded = pretrained.load(scratch)
-    except UserError as error:
-      raise UserError(str(error).replace(str(scratch), str(folder))) from error
-  cfg = models.of_llama(loaded.config, "relu")
+  loaded = pretrained.load(folder, activation="relu")
+  cfg = models.of_llama(loaded.config)
   return Model(models.language_model(cfg), loaded.params, cfg, loaded.tokenizer)
 
 

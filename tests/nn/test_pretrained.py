@@ -65,6 +65,17 @@ def test_safetensors_give_the_logits_of_numpy(tmp_path, tied, shards):
   chex.assert_trees_all_equal_shapes_and_dtypes(model.params, expected)
 
 
+def test_a_relu_gate_is_read_from_the_config_or_from_who_knows_better(tmp_path):
+  config = tiny_llama.CONFIG | {"hidden_act": "relu"}
+  expected = tiny_llama.forward(_weights(), IDS, config)
+  says_so = pretrained.load(tiny_llama.write_folder(tmp_path / "relu", _weights(), config))
+  told = pretrained.load(tiny_llama.write_folder(tmp_path / "silu", _weights()), activation="relu")
+  again = pretrained.load(pretrained.save(tmp_path / "again", told.params, told.config))
+  for model in (says_so, told, again):
+    assert model.config.activation == "relu"
+    _check(model, expected)
+
+
 def test_gguf_gives_the_logits_of_numpy_and_is_kept(tmp_path, cache, monkeypatch):
   path = tiny_llama.write_gguf(tmp_path / "model.gguf", _weights())
   model = pretrained.load(str(path))

@@ -2,9 +2,7 @@
 
 import json
 
-import jax
 import numpy as np
-import pytest
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 290, "hidden_size": 24,
@@ -16,13 +14,6 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = "{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{{ messages }}"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-  """What runs for milliseconds is not worth XLA's optimisations."""
-  before = jax.config.read("jax_disable_most_optimizations")
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)
 
 
 def tensors(config=CONFIG, seed=0):
@@ -73,7 +64,8 @@ def forward(weights, ids, config=CONFIG):
     x = x + mixed @ w[f"model.layers.{i}.self_attn.o_proj"].T
     h = norm(x, w[f"model.layers.{i}.post_attention_layernorm"])
     gate = h @ part["mlp.gate_proj"].T
-    x = x + (gate / (1 + np.exp(-gate)) * (h @ part["mlp.up_proj"].T)) @ w[f"model.layers.{i}.mlp.down_proj"].T
+    gate = np.maximum(gate, 0) if config["hidden_act"] == "relu" else gate / (1 + np.exp(-gate))
+    x = x + (gate * (h @ part["mlp.up_proj"].T)) @ w[f"model.layers.{i}.mlp.down_proj"].T
   return norm(x, w["model.norm"]) @ w.get("lm_head", w["model.embed_tokens"]).T
 
 
