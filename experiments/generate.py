@@ -22,10 +22,10 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from experiments.protocol import BAD_INPUT, DEFECT, INTERRUPTED, OK
 from sakanajax.core import assets
 from sakanajax.core.errors import UserError
 
-OK, BAD_INPUT, DEFECT, INTERRUPTED = 0, 2, 70, 130
 DTYPES = ("float32", "bfloat16")
 _MULTIPLE = 64  # lengths are rounded up to it, so that few programs are compiled
 

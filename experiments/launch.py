@@ -27,15 +27,15 @@ from typing import Any
 from experiments import command_line
 from experiments import jobs as jobs_lib
 from experiments import units as units_lib
-from experiments.protocol import Claim, Context, Experiment, ModeFlags, Unit
+from experiments.protocol import (
+    BAD_INPUT, DEFECT, INTERRUPTED, MISSED, OK, Claim, Context, Experiment, ModeFlags, Unit
+)
 from sakanajax.core import config as config_lib
 from sakanajax.core import files
 from sakanajax.core import result as result_lib
 from sakanajax.core.errors import UserError
 
 __all__ = ["Claim", "Context", "Experiment", "ModeFlags", "Unit", "run", "main"]
-
-OK, MISSED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
 
 
 def run(experiment: Experiment) -> None:

@@ -11,6 +11,9 @@ from typing import Any, Literal, NamedTuple
 NEUTRAL = ("arms", "seeds", "expect", "mesh", "tune", "train.log_every", "train.checkpoint_every", "train.keep")
 
 
+OK, MISSED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130  # exit codes of every binary
+
+
 class Unit(NamedTuple):
   """One model trained and evaluated once."""
 

@@ -51,16 +51,30 @@ def seconds(call) -> float:
   return time.perf_counter() - start
 
 
+def paired(first, second, reps: int) -> list[tuple[float, float]]:
+  """Returns the seconds of two calls, `reps` times one after the other, in alternating order."""
+  out = []
+  for rep in range(reps):
+    taken = {side: seconds((first, second)[side]) for side in ((0, 1) if rep % 2 == 0 else (1, 0))}
+    out.append((taken[0], taken[1]))
+  return out
+
+
+def dense_call(arrays, layout: str):
+  """Returns the compiled dense layer as a call without arguments."""
+  held = [None if w is None else jnp.asarray(np.ascontiguousarray(w.T) if letter == "t" else w)
+          for w, letter in zip(arrays[1:], layout)]
+  run, x = jax.jit(dense, static_argnums=4), jnp.asarray(arrays[0])
+  return lambda: run(x, *held, layout)
+
+
 def best_dense(arrays, reps: int):
   """Returns (compiled dense layer without arguments, its layout): the fastest of the layouts."""
   calls = {}
   for layout in map("".join, itertools.product("nt", repeat=3)):
     if arrays[2] is None and layout[1] == "t":
       continue
-    held = [None if w is None else jnp.asarray(np.ascontiguousarray(w.T) if t == "t" else w)
-            for w, t in zip(arrays[1:], layout)]
-    run, x = jax.jit(dense, static_argnums=4), jnp.asarray(arrays[0])
-    calls[layout] = lambda run=run, x=x, held=held, layout=layout: run(x, *held, layout)
+    calls[layout] = dense_call(arrays, layout)
     jax.block_until_ready(calls[layout]())
   times = {layout: [] for layout in calls}
   for _ in range(reps):
@@ -81,17 +95,14 @@ def compare(m: int, density: float, gated: bool, reps: int, dense_above: float |
   gate = jax.jit(jnp.matmul)
   y, report = run(x, layer)
   error = float(jnp.max(jnp.abs(y - reference())) / jnp.max(jnp.abs(y)))
-  sides, pairs = (reference, lambda: run(x, layer)[0]), []
   jax.block_until_ready(gate(x, layer.gate))
-  for rep in range(reps):
-    order = (0, 1) if rep % 2 == 0 else (1, 0)
-    taken = {side: seconds(sides[side]) for side in order}
-    pairs.append((taken[0], taken[1], seconds(lambda: gate(x, layer.gate))))
+  pairs = paired(reference, lambda: run(x, layer)[0], reps)
+  alone = [seconds(lambda: gate(x, layer.gate)) for _ in range(reps)]
   return {
       "m": m, "gated": gated, "density": round(float(jnp.mean(report.nnz)) / shape.n, 5), "layout": layout,
       "dense_ms": round(1e3 * statistics.median(p[0] for p in pairs), 2),
       "sparse_ms": round(1e3 * statistics.median(p[1] for p in pairs), 2),
-      "gate_ms": round(1e3 * statistics.median(p[2] for p in pairs), 2),
+      "gate_ms": round(1e3 * statistics.median(alone), 2),
       "speedup": round(statistics.median(p[0] / p[1] for p in pairs), 3),
       "switched": bool(report.dense), "error": error,
   }

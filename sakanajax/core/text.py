@@ -186,7 +186,11 @@ def batches(
   Raises:
     UserError: see `tokenize`.
   """
-  tokens = tokenize(corpus, tokenizer, split)
+  return shuffled(tokenize(corpus, tokenizer, split), batch, length, seed)
+
+
+def shuffled(tokens: Tokens, batch: int, length: int, seed: int) -> Callable[[int], dict[str, np.ndarray]]:
+  """Returns what `batches` does, of token ids at hand."""
   index = data.epoch_batches(count(tokens, length), batch, seed)
   return lambda step: rows(tokens, index(step), length)
 

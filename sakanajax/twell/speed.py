@@ -54,14 +54,6 @@ def best_layout(arrays: Arrays, reps: int) -> str:
   return bench_cpu.best_dense(arrays, reps)[1]
 
 
-def dense_call(arrays: Arrays, layout: str) -> Call:
-  """Returns the dense layer as a call without arguments."""
-  held = [None if w is None else jnp.asarray(np.ascontiguousarray(w.T) if letter == "t" else w)
-          for w, letter in zip(arrays[1:], layout)]
-  run, x = jax.jit(bench_cpu.dense, static_argnums=4), jnp.asarray(arrays[0])
-  return lambda: run(x, *held, layout)
-
-
 def sparse_call(
     arrays: Arrays, dense_above: float | None, implementation: api.Implementation | None = None
 ) -> tuple[Call, api.Report]:
@@ -76,12 +68,7 @@ def pairs(dense: Call, other: Call, reps: int) -> Times:
   """Times two calls against each other."""
   for call in (dense, other):
     jax.block_until_ready(call())
-  rows = []
-  for rep in range(reps):
-    order = (0, 1) if rep % 2 == 0 else (1, 0)
-    taken = {side: bench_cpu.seconds((dense, other)[side]) for side in order}
-    rows.append((taken[0], taken[1]))
-  median = lambda values: statistics.median(values)
+  rows, median = bench_cpu.paired(dense, other, reps), statistics.median
   return Times(1e3 * median(a for a, _ in rows), 1e3 * median(b for _, b in rows), median(a / b for a, b in rows))
 
 
@@ -182,7 +169,7 @@ def measure_curve(
     arrays = arrays_of(shape, density, gated, seed=0)
     layout = layout or best_layout(arrays, 3)
     call, report = sparse_call(arrays, dense_above)
-    points.append((float(jnp.mean(report.nnz)) / hidden, pairs(dense_call(arrays, layout), call, reps).speedup))
+    points.append((float(jnp.mean(report.nnz)) / hidden, pairs(bench_cpu.dense_call(arrays, layout), call, reps).speedup))
   return Curve(*zip(*sorted(points)))
 
 

@@ -13,7 +13,6 @@ from typing import Callable
 
 import numpy as np
 
-from sakanajax.core import data as core_data
 from sakanajax.core import text
 from sakanajax.core.errors import UserError
 from sakanajax.nn import tokenizers
@@ -71,8 +70,8 @@ def of_documents(documents: list[str], tokenizer: Tokenizer) -> text.Tokens:
 
 def batches(ids: text.Tokens, batch: int, length: int, seed: int) -> Callable[[int], dict[str, np.ndarray]]:
   """Returns step -> rows `[B, T]` of shuffled epochs, and `step` `[B]` int32 for schedules."""
-  order = core_data.epoch_batches(text.count(ids, length), batch, seed)
-  return lambda step: text.rows(ids, order(step), length) | {"step": np.full(batch, step, np.int32)}
+  rows = text.shuffled(ids, batch, length, seed)
+  return lambda step: rows(step) | {"step": np.full(batch, step, np.int32)}
 
 
 def in_order(ids: text.Tokens, batch: int, length: int, limit: int = 0) -> list[dict[str, np.ndarray]]:

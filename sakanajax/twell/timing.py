@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.twell import bench_cpu
 from pallas_kernels.twell.hybrid import Capacity
 from pallas_kernels.twell.shapes import Shape
 from sakanajax.nn.layer import collect
@@ -39,7 +40,7 @@ def layer(cfg: Config, gated: bool, seed: int) -> dict[str, float]:
     for density in own.densities:
       arrays = speed.arrays_of(shape, density, gated, seed, dtype)
       layout = layout or speed.best_layout(arrays, max(3, own.reps // 4))
-      dense = speed.dense_call(arrays, layout)
+      dense = bench_cpu.dense_call(arrays, layout)
       call, report = speed.sparse_call(arrays, None)
       times, name = speed.pairs(dense, call, own.reps), name_of(density) if m == first else f"m{m}_{name_of(density)}"
       out |= {f"speedup_{form}_{name}": times.speedup, f"dense_ms_{form}_{name}": times.dense_ms,
@@ -82,7 +83,7 @@ def others(cfg: Config, seed: int) -> dict[str, float]:
       form = "gated" if gated else "plain"
       arrays = speed.arrays_of(shape, density, gated, seed, dtype)
       _, report = speed.sparse_call(arrays, None)
-      dense = speed.dense_call(arrays, speed.best_layout(arrays, max(3, own.reps // 4)))
+      dense = bench_cpu.dense_call(arrays, speed.best_layout(arrays, max(3, own.reps // 4)))
       ways = speed.alternatives(arrays, int(jnp.max(report.nnz)))
       if gated:  # a dense model's gates: half of them positive
         ways |= speed.imposed(speed.arrays_of(shape, 0.5, gated, seed, dtype), density)

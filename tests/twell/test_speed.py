@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels.twell import cpu
+from pallas_kernels.twell import bench_cpu, cpu
 from pallas_kernels.twell.hybrid import Capacity
 from pallas_kernels.twell.shapes import Shape
 from sakanajax.core.errors import UserError
@@ -37,7 +37,7 @@ def test_every_way_computes_the_layer(gated):
   call, report = speed.sparse_call(arrays, None)
   active = (np.asarray(arrays[0]) @ np.asarray(arrays[1]) > 0).sum(1)
   np.testing.assert_array_equal(report.nnz, active)
-  ways = {"dense": speed.dense_call(arrays, "tnt"), "ours": call} | speed.alternatives(arrays, int(active.max()))
+  ways = {"dense": bench_cpu.dense_call(arrays, "tnt"), "ours": call} | speed.alternatives(arrays, int(active.max()))
   assert set(ways) == {"dense", "ours", "ell", "packed"} | (set() if gated else {"bcsr"})
   for name, way in ways.items():
     tolerance = 1e-2 if name == "packed" else 1e-5  # its values are bfloat16
