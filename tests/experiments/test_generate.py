@@ -11,7 +11,7 @@ from experiments import generate
 from sakanajax.core.errors import UserError
 from sakanajax.nn import pretrained, tokenizers
 from tests.nn import tiny_llama
-from tests.nn.tiny_llama import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 pytest.importorskip("safetensors", reason="the extra [lm] is not installed")
 pytest.importorskip("tokenizers", reason="the extra [lm] is not installed")

@@ -5,18 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from sakanajax.nn.layer import Layer
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-  """For modules that import it: what runs for milliseconds is not worth XLA's optimisations, which take seconds."""
-  before = jax.config.read("jax_disable_most_optimizations")
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)
 
 
 def filled(layer: Layer, scale: float = 0.5, seed: int = 0):

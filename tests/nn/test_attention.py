@@ -11,7 +11,8 @@ import pytest
 from sakanajax.nn.attention import KVCache, attend, attention
 from sakanajax.nn.layer import Ctx
 from sakanajax.nn.positions import no_positions, rope, rope_frequencies, yarn, yarn_frequencies
-from tests.nn.helpers import filled, quick_compilation  # noqa: F401 (the latter a fixture for all tests here)
+from tests.nn.helpers import filled
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 B, T, D, H = 2, 7, 12, 4
 RNG = np.random.default_rng(0)

@@ -9,7 +9,8 @@ import pytest
 
 from sakanajax.nn import ffn
 from sakanajax.nn.layer import Ctx
-from tests.nn.helpers import filled, quick_compilation  # noqa: F401 (the latter a fixture for all tests here)
+from tests.nn.helpers import filled
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 X = np.random.default_rng(0).normal(size=(2, 3, 8))
 ERF = np.vectorize(math.erf)

@@ -8,7 +8,7 @@ import pytest
 
 from sakanajax.nn.layer import Ctx, Layer, chain, collect, dense, fold, is_empty
 from sakanajax.nn.layer import kernels, remat, residual, stack, stateless
-from tests.nn.helpers import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)), jnp.float32)
 

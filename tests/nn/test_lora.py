@@ -14,7 +14,8 @@ from sakanajax.nn.attention import attention
 from sakanajax.nn.ffn import glu
 from sakanajax.nn.layer import Ctx, stack
 from sakanajax.nn.transformer import block, lm, nll
-from tests.nn.helpers import filled, quick_compilation  # noqa: F401 (the latter a fixture for all tests here)
+from tests.nn.helpers import filled
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 N, D, V, R = 3, 8, 11, 2
 MATCH = r"mixer/layer/(q|v)$"

@@ -7,7 +7,7 @@ import pytest
 
 from sakanajax.nn import norms
 from sakanajax.nn.layer import Ctx
-from tests.nn.helpers import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5, 8))

@@ -7,7 +7,7 @@ import pytest
 
 from sakanajax.nn.layer import Ctx
 from sakanajax.nn.positions import no_positions, rope, rope_frequencies, rotate_half, yarn, yarn_frequencies
-from tests.nn.helpers import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 RNG = np.random.default_rng(0)
 B, T, H, HK, D = 2, 5, 4, 2, 8

@@ -12,7 +12,8 @@ from sakanajax.nn.attention import attention
 from sakanajax.nn.ffn import glu
 from sakanajax.nn.layer import Ctx, Layer, stack
 from sakanajax.nn.transformer import block, lm
-from tests.nn.helpers import filled, quick_compilation  # noqa: F401 (the latter a fixture for all tests here)
+from tests.nn.helpers import filled
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 V, D = 13, 8
 RNG = np.random.default_rng(0)

@@ -16,7 +16,8 @@ from sakanajax.nn.layer import Ctx, Layer, chain, collect, stack
 from sakanajax.nn.norms import layer_norm
 from sakanajax.nn.positions import no_positions, yarn
 from sakanajax.nn.transformer import block, lm, nll, token_nll
-from tests.nn.helpers import filled, quick_compilation  # noqa: F401 (the latter a fixture for all tests here)
+from tests.nn.helpers import filled
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 V, D, B, T = 11, 8, 2, 6
 TOKENS = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pallas_kernels import gpu_check
-from tests.pallas_kernels.twell_problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 LIGHT = {
     "fine": lambda: {"passed": True, "value": float("nan")},

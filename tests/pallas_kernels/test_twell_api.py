@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.twell import api, cpu, formats, reference
 from tests.pallas_kernels import twell_problems as problems
-from tests.pallas_kernels.twell_problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 NEEDS_COMPILER = pytest.mark.skipif(cpu.compiler() is None, reason="no C++ compiler here")
 EXACT = [pytest.param("cpu", marks=NEEDS_COMPILER), "xla", "dense"]

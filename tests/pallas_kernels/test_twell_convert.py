@@ -11,7 +11,7 @@ import pytest
 from pallas_kernels.twell import convert, formats, hybrid
 from pallas_kernels.twell.hybrid import Capacity
 from tests.pallas_kernels import twell_problems as problems
-from tests.pallas_kernels.twell_problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 ROWS = problems.adversarial_rows()
 ON = ~(ROWS <= 0)

@@ -7,7 +7,7 @@ import pytest
 
 from pallas_kernels.twell import formats, reference, shapes, xla
 from tests.pallas_kernels import twell_problems as problems
-from tests.pallas_kernels.twell_problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 MODULES = {"reference": reference, "xla": xla}
 both = pytest.mark.parametrize("name", MODULES)

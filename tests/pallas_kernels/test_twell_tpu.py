@@ -8,7 +8,7 @@ import pytest
 from pallas_kernels import _compat
 from pallas_kernels.twell import formats, pallas_tpu
 from tests.pallas_kernels import compilers, twell_problems as problems
-from tests.pallas_kernels.twell_problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 shape = jax.ShapeDtypeStruct
 M, K, N = 256, 2048, 5632

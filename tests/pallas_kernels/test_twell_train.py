@@ -10,7 +10,7 @@ import pytest
 from pallas_kernels.twell import train
 from pallas_kernels.twell.hybrid import Capacity
 from tests.pallas_kernels import twell_problems as problems
-from tests.pallas_kernels.twell_problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 M, K, N, L = 24, 33, 300, 17  # K odd, N not a multiple of 256
 MIXED = Capacity(150, 20)  # about every other row is longer than 150

@@ -8,9 +8,9 @@ import triton as triton_language
 import triton.language as tl
 
 from pallas_kernels import _compat
-from pallas_kernels.twell import formats, hybrid, reference, train, triton, triton_ell, triton_train
+from pallas_kernels.twell import formats, hybrid, train, triton, triton_ell, triton_train
 from tests.pallas_kernels import compilers, twell_problems as problems
-from tests.pallas_kernels.twell_problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 M, K, N = 131072, 2048, 5632
 BF16 = jnp.bfloat16

@@ -3,7 +3,6 @@
 import jax
 import ml_dtypes
 import numpy as np
-import pytest
 
 N = 600  # three tiles, the last of 88 columns
 UP_TO_0 = np.float32(1e-41)  # positive; its bfloat16 is 0
@@ -130,12 +129,3 @@ def relative_error(a, b) -> float:
 def exact():
   """Products of float32 as float32."""
   return jax.default_matmul_precision("highest")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-  """For modules that import it: what runs for milliseconds is not worth XLA's optimisations, which take seconds."""
-  before = jax.config.read("jax_disable_most_optimizations")
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from sakanajax.sheaf_admm import graph as graph_lib
 from sakanajax.sheaf_admm import maps as maps_lib
@@ -96,12 +95,3 @@ def random_weights(network, *inputs, seed=0):
     return jnp.asarray(draw * (leaf.shape[-2] ** -0.5 if leaf.ndim > 1 else 0.1), leaf.dtype)
 
   return jax.tree_util.tree_map_with_path(one, jax.eval_shape(network.init, jax.random.key(0), *inputs))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-  """For modules that import it: what runs for milliseconds is not worth XLA's optimisations, which take seconds."""
-  before = jax.config.read("jax_disable_most_optimizations")
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)

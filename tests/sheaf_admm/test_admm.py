@@ -14,7 +14,7 @@ from sakanajax.sheaf_admm import maps as maps_lib
 from sakanajax.sheaf_admm import sheaf, x_update, z_update
 from sakanajax.sheaf_admm.maps import RestrictionMaps
 from tests.sheaf_admm import problems
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 GRAPH = problems.random_multigraph(3, agents=4, slots=2, edges=4)
 GAMMA = 0.7

@@ -9,7 +9,7 @@ import pytest
 from sakanajax.sheaf_admm import encoders
 from sakanajax.sheaf_admm import graph as graph_lib
 from tests.sheaf_admm import problems
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 CELLS = tuple(map(tuple, graph_lib.sudoku_cells((2, 2)).tolist()))
 HEADS = dict(d_v=8, d_e=2, slots=4, objective="l1box_diag", rank=2)

@@ -12,7 +12,7 @@ from sakanajax.sheaf_admm import fitting
 from sakanajax.sheaf_admm import graph as graph_lib
 from sakanajax.sheaf_admm.config import Config, Evaluation, Iterations
 from tests.sheaf_admm import problems
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 TRAIN = TrainConfig(steps=2, batch_size=4, lr=1e-2, log_every=1)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sakanajax.sheaf_admm import loop
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 RNG = np.random.default_rng(0)
 PROBLEM = {"w": RNG.normal(size=(3, 3)), "b": RNG.normal(size=3), "roll": np.int32(1), "unused": np.ones(2)}

@@ -6,7 +6,7 @@ import pytest
 
 from sakanajax.sheaf_admm import maps as maps_lib
 from tests.sheaf_admm import problems
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 GRAPH = problems.random_multigraph(0)
 

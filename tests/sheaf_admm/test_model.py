@@ -12,7 +12,7 @@ from sakanajax.sheaf_admm import model as model_lib
 from sakanajax.sheaf_admm import tasks
 from sakanajax.sheaf_admm.model import ModelConfig
 from tests.sheaf_admm import problems
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 DIGITS = dict(z_update="project", epsilon=1e-5, objective="lasso", l1=0.01, rho=0.12, sharing="global", lora_init="legacy")
 CASES = {  # the three tasks, every solver and option

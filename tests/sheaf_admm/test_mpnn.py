@@ -9,7 +9,7 @@ import pytest
 from sakanajax.sheaf_admm import graph as graph_lib
 from sakanajax.sheaf_admm import mpnn
 from tests.sheaf_admm import problems
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 GRAPH = problems.random_multigraph(4, agents=6, slots=3, edges=9)
 

@@ -11,7 +11,7 @@ from sakanajax.core import train
 from sakanajax.sheaf_admm import fitting
 from sakanajax.sheaf_admm.config import Config, Iterations
 from tests.sheaf_admm import problems
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 CFG = Config(
     task="maze", scale="smoke", seeds=(0,), arms=("sheaf",),

@@ -10,7 +10,7 @@ from sakanajax.sheaf_admm import maps as maps_lib
 from sakanajax.sheaf_admm import sheaf
 from sakanajax.sheaf_admm.maps import RestrictionMaps
 from tests.sheaf_admm import problems
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 CASES = [("grid", kind) for kind in problems.KINDS] + [
     ("sudoku", "slot"), ("sudoku", "factored"), ("alone", "factored_global"), ("random", "agent")]

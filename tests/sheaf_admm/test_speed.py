@@ -7,7 +7,7 @@ from configs.sheaf_admm import get_config
 from sakanajax.core import config as config_lib
 from sakanajax.sheaf_admm import speed
 from sakanajax.sheaf_admm.config import Config, Iterations
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 
 def test_both_forms_agree_and_compile_once(monkeypatch):

@@ -12,7 +12,7 @@ from sakanajax.sheaf_admm import maps as maps_lib
 from sakanajax.sheaf_admm import sheaf, z_update
 from sakanajax.sheaf_admm.maps import RestrictionMaps
 from tests.sheaf_admm import problems
-from tests.sheaf_admm.problems import quick_compilation  # noqa: F401 (a fixture for all tests here)
+from tests.quick import quick_compilation  # noqa: F401 (a fixture for all tests here)
 
 
 def setting(graph, maps, seed=0, dtype=np.float32):

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from sakanajax.twell import model as models
+from tests.quick import quick
 
 TINY = models.ModelConfig(vocab=19, dim=8, hidden=24, layers=2, heads=2)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation():
-  """For modules that import it: what runs for milliseconds is not worth XLA's optimisations; products are exact."""
-  before = jax.config.read("jax_disable_most_optimizations")
-  jax.config.update("jax_disable_most_optimizations", True)
-  with jax.default_matmul_precision("highest"):
+  """For all tests of a module that imports it; products are exact."""
+  with quick(), jax.default_matmul_precision("highest"):
     yield
-  jax.config.update("jax_disable_most_optimizations", before)
 
 
 def params_of(layer, scale: float = 0.4, seed: int = 0):
