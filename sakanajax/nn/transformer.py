@@ -52,8 +52,10 @@ def lm(vocab: int, dim: int, body: Layer, tied: bool = True, norm: Norm = rms_no
     x = jnp.take(params["embed"], tokens, axis=0, mode="fill")
     x, state, aux = body.apply(params["body"], x, state, ctx)
     x, _, _ = final.apply(params["norm"], x, (), ctx)
-    equation, head = ("btd,vd->btv", params["embed"]) if tied else ("btd,dv->btv", params["head"])
-    return jnp.einsum(equation, x, head.astype(x.dtype), preferred_element_type=jnp.float32), state, aux
+    equation, head = ("md,vd->mv", params["embed"]) if tied else ("md,dv->mv", params["head"])
+    flat = x.reshape(-1, dim)  # two matrices, see `layer.dense`
+    logits = jnp.einsum(equation, flat, head.astype(x.dtype), preferred_element_type=jnp.float32)
+    return logits.reshape(*tokens.shape, vocab), state, aux
 
   return Layer(init, body.init_state, apply)
 
