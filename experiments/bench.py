@@ -1,40 +1,51 @@
-"""Timings on this machine: runs the `speed` task of every paper that has one and prints the numbers.
+"""Timings on this machine: runs the timing task of every paper that has one and prints the numbers.
 
-  python -m experiments.bench [--out=bench.json]
+  python -m experiments.bench [--only=sheaf_admm] [--out=bench.json]
 
 Times move with the machine; the ratios within one run are what to look at.
 """
 
 from __future__ import annotations
 
+import argparse
 import pathlib
+import sys
 import tempfile
-
-from absl import app, flags
+from collections.abc import Sequence
 
 from experiments import launch, papers
 from sakanajax.core import files
-
-_OUT = flags.DEFINE_string("out", "", "Also write the numbers to this JSON file.")
+from sakanajax.core.errors import UserError
 
 
 def measure(name: str) -> dict[str, float]:
-  """The scalars of one paper's `speed` task at scale cpu."""
-  paper = papers.PAPERS[name]
-  cfg = papers.config(paper, "speed", "cpu")
+  """The scalars of all arms of one paper's timing task, at scale cpu and the first seed."""
+  paper, numbers = papers.PAPERS[name], {}
+  cfg, run = papers.config(paper, paper.bench, "cpu"), papers.experiment(paper).run
   with tempfile.TemporaryDirectory() as folder:
-    context = launch.Context(pathlib.Path(folder), f"{name} speed")
-    return dict(papers.experiment(paper).run(cfg, launch.Unit("sheaf", 0, None, 1.0), context))
+    for arm in cfg.arms:
+      context = launch.Context(pathlib.Path(folder), f"{name} {paper.bench} {arm}")
+      numbers |= run(cfg, launch.Unit(arm, cfg.seeds[0], None, 1.0), context)
+  return numbers
 
 
-def main(argv: list[str]) -> None:
-  del argv
-  numbers = {name: measure(name) for name, paper in papers.PAPERS.items() if "speed" in paper.tasks}
+def main(argv: Sequence[str]) -> int:
+  """Runs the command line `argv` (without the program's name); returns the exit code."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.bench", description=__doc__.split("\n", 1)[0])
+  parser.add_argument("--only", default="", help="comma-separated papers; default all")
+  parser.add_argument("--out", default="", help="also write the numbers to this JSON file")
+  options = parser.parse_args(list(argv))
+  try:
+    numbers = {name: measure(name) for name, paper in papers.select(options.only).items() if paper.bench}
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return launch.BAD_INPUT
   for name, values in numbers.items():
     print(launch.table([{"paper": name, "key": key, "value": f"{value:.4g}"} for key, value in values.items()]))
-  if _OUT.value:
-    print(files.write_json(_OUT.value, numbers))
+  if options.out:
+    print(files.write_json(options.out, numbers))
+  return launch.OK
 
 
 if __name__ == "__main__":
-  app.run(main)
+  sys.exit(main(sys.argv[1:]))

@@ -23,12 +23,15 @@ class Paper(NamedTuple):
   config: str  # has get_config("task,scale")
   tasks: tuple[str, ...]
   without: tuple[tuple[str, str], ...] = ()  # (task, scale) pairs that are left out
+  bench: str = ""  # the task that times, see `experiments.bench`
 
 
 PAPERS: dict[str, Paper] = {
     "sheaf_admm": Paper(
         "experiments.sheaf_admm", "configs/sheaf_admm.py", ("maze", "sudoku", "sudoku9", "mnist", "speed"),
-        without=(("sudoku9", "smoke"), ("sudoku", "gpu"), ("sudoku", "paper"), ("speed", "paper"))),
+        without=(("sudoku9", "smoke"), ("sudoku", "gpu"), ("sudoku", "paper"), ("speed", "paper")),
+        bench="speed"),
+    "twell": Paper("experiments.twell", "configs/twell.py", ("sweep", "ffn", "lm"), bench="ffn"),
 }
 
 

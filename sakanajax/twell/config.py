@@ -101,6 +101,7 @@ class Config:
     once: arms that run on the first seed only.
     variants: arm -> {section: {key: value}}.
     checkpoint: task lm: a unit's folder of a sweep whose model is timed; "": one is trained for it.
+    hidden_act: modes: what a folder of safetensors was trained with, where its config.json says something else.
   """
 
   task: Literal["sweep", "ffn", "lm"]
@@ -110,6 +111,7 @@ class Config:
   once: tuple[str, ...] = ()
   variants: dict[str, dict] = dataclasses.field(default_factory=dict)
   checkpoint: str = ""
+  hidden_act: Literal["", "relu"] = ""
   data: Data = Data()
   model: ModelConfig = ModelConfig()
   train: TrainConfig = TrainConfig(steps=1000, batch_size=16, lr=2e-3)

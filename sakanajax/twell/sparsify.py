@@ -159,7 +159,8 @@ def read(source: str | os.PathLike, activation: str = "") -> Model:
   content = files.read_json(folder / "config.json")
   said = activation or (content.get("hidden_act", "silu") if isinstance(content, dict) else "silu")
   if said != "relu":
-    raise UserError(f"{folder}: hidden_act {said!r} leaves no zeros to skip; give a model that was trained with ReLU")
+    raise UserError(f"{folder}: hidden_act {said!r} leaves no zeros to skip; give a model that was trained with ReLU "
+                    "(--config.hidden_act=relu if config.json is wrong about it)")
   loaded = pretrained.load(folder, activation="relu")
   cfg = models.of_llama(loaded.config)
   return Model(models.language_model(cfg), loaded.params, cfg, loaded.tokenizer)

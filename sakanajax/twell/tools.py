@@ -29,7 +29,7 @@ def inspect(cfg: Config, checkpoint: str, source: str, out: str | os.PathLike) -
   """Writes sparsity.json, layers.png, positions.png and tokens.png into `out`; returns their paths.
 
   Args:
-    cfg: says how many rows are measured at once and in all (`evaluation`).
+    cfg: says how many rows are measured at once and in all (`evaluation`), and `hidden_act`.
     checkpoint: a unit's folder, or a folder of safetensors.
     source: text, as `core.text.corpus` takes it; "": the test split of a unit.
     out: folder.
@@ -77,7 +77,7 @@ def find(cfg: Config, checkpoint: str, source: str) -> Source:
     trained, params = fitting.load_unit(checkpoint)
     tokenizer, size, data = texts.tokenizer_of(trained.data), trained.model, trained.data
   else:
-    model = sparsify.read(checkpoint)
+    model = sparsify.read(checkpoint, cfg.hidden_act)
     if model.tokenizer is None or not source:
       raise UserError(f"{checkpoint} is no trained unit: it needs a tokenizer.json beside it and text with --input")
     params, tokenizer, size, data = model.params, model.tokenizer, model.cfg, cfg.data

@@ -21,6 +21,7 @@ from sakanajax.core import train
 from sakanajax.core.errors import UserError
 from sakanajax.twell import config as configs
 from sakanajax.twell import fitting, timing
+from tests.nn import tiny_llama
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("config_twell", ROOT / "configs/twell.py")
@@ -134,6 +135,18 @@ def test_what_is_not_a_unit_or_not_relu_is_refused(sweep, tmp_path):
     silu = str(folder / "units" / "silu" / "seed_0")
     twell.EXPERIMENT.modes["sparsify"](cfg, ModeFlags(silu, "", str(tmp_path / "no")))
   assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.skipif(cpu.unavailable() is not None, reason="no C++ compiler")
+def test_the_models_of_others_whose_config_says_silu_are_packed_on_demand(tmp_path):
+  folder = tiny_llama.write_folder(tmp_path / "model", tiny_llama.tensors())
+  (tmp_path / "mine.txt").write_text("hello hello world. " * 40)
+  flags = ModeFlags(str(folder), str(tmp_path / "mine.txt"), str(tmp_path / "packed"))
+  with pytest.raises(UserError, match="config.hidden_act=relu"):
+    twell.EXPERIMENT.modes["sparsify"](config("sweep,smoke"), flags)
+  twell.EXPERIMENT.modes["sparsify"](config("sweep,smoke", hidden_act="relu"), flags)
+  content = json.loads((tmp_path / "packed" / "sparsity.json").read_text())
+  assert len(content["prediction"]["layers"]) == tiny_llama.CONFIG["num_hidden_layers"]
 
 
 @pytest.mark.slow
