@@ -52,7 +52,7 @@ def _network(scale: str) -> dict:
           train=dict(steps=6, batch_size=4, lr=2e-3, warmup=2, b2=0.95, weight_decay=0.1, ema_decay=0.5, log_every=3),
           evaluation=dict(batch=4, rows=8, imposed=(4,))),
       "cpu": dict(
-          model=dict(dim=128, hidden=1024, layers=2, heads=4), data=dict(source="sotu", length=128),
+          model=dict(dim=128, hidden=1024, layers=2, heads=4, unroll=2), data=dict(source="sotu", length=128),
           train=dict(steps=1500, batch_size=16, lr=2e-3, warmup=100, schedule="cosine", b2=0.95, weight_decay=0.1,
                      ema_decay=0.99, log_every=50, checkpoint_every=250),
           evaluation=dict(batch=16, rows=512, imposed=(51, 16))),

@@ -46,6 +46,7 @@ class ModelConfig:
     norm_eps: of the RMSNorms.
     tied: the head is the embedding.
     remat: compute the inside of blocks once more in the backward pass, instead of keeping it.
+    unroll: layers that are compiled at a time, see `nn.layer.stack`; changes nothing but time.
     dtype: of the computation; weights are float32.
   """
 
@@ -64,10 +65,11 @@ class ModelConfig:
   norm_eps: float = 1e-5
   tied: bool = True
   remat: bool = False
+  unroll: int = 1
   dtype: Literal["float32", "bfloat16"] = "float32"
 
   def __post_init__(self):
-    for name in ("vocab", "dim", "hidden", "layers", "heads"):
+    for name in ("vocab", "dim", "hidden", "layers", "heads", "unroll"):
       if getattr(self, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
     for name in ("kv_heads", "head_dim"):
@@ -100,7 +102,7 @@ def language_model(cfg: ModelConfig, ff: Layer | None = None, body: Layer | None
     ff: the feed-forward layer of every block; None: the config's.
     body: the blocks; None: a stack of them.
   """
-  body = body or layers.stack(block_of(cfg, ff or feed_forward(cfg)), cfg.layers)
+  body = body or layers.stack(block_of(cfg, ff or feed_forward(cfg)), cfg.layers, cfg.unroll)
   return lm(cfg.vocab, cfg.dim, body, cfg.tied, functools.partial(rms_norm, eps=cfg.norm_eps))
 
 

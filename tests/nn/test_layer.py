@@ -75,9 +75,10 @@ def test_residual_adds_the_input():
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-def test_stack_is_the_unrolled_chain(with_state):
+@pytest.mark.parametrize("unroll", [1, 2, 9])
+def test_stack_is_the_unrolled_chain(with_state, unroll):
   n, one = 5, residual(chain(inner=counting(), double=doubling()))
-  layer, ctx = stack(one, n), Ctx(key=jax.random.key(3))
+  layer, ctx = stack(one, n, unroll), Ctx(key=jax.random.key(3))
   params = layer.init(jax.random.key(0))
   state = layer.init_state(2, 8, jnp.float32) if with_state else ()
   for _ in range(2):
@@ -166,3 +167,5 @@ def test_kernels_are_independent_normal_numbers():
 def test_an_empty_stack_is_refused():
   with pytest.raises(ValueError, match="at least one layer, got 0"):
     stack(counting(), 0)
+  with pytest.raises(ValueError, match="unroll must be at least 1, got 0"):
+    stack(counting(), 2, unroll=0)
