@@ -265,12 +265,13 @@ def test_load_slices_and_round_trip(tmp_path):
   train, test = sample(20), sample(7, 1)
   np.savez(tmp_path / "own.npz", x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
   config = data.DigitsData(source=str(tmp_path / "own.npz"), train=10, val=4, test=5, size=(6, 6))
+  order = {n: np.random.default_rng(0).permutation(n) for n in (20, 7)}
   for _ in range(2):
     loaded = data.load(config, tmp_path / "data")
-    np.testing.assert_array_equal(loaded["train"]["inputs"], train[0][:10])
-    np.testing.assert_array_equal(loaded["val"]["inputs"], train[0][16:])
-    np.testing.assert_array_equal(loaded["val"]["labels"], train[1][16:])
-    np.testing.assert_array_equal(loaded["test"]["inputs"], test[0][:5])
+    np.testing.assert_array_equal(loaded["train"]["inputs"], train[0][order[20][:10]])
+    np.testing.assert_array_equal(loaded["val"]["inputs"], train[0][order[20][16:]])
+    np.testing.assert_array_equal(loaded["val"]["labels"], train[1][order[20][16:]])
+    np.testing.assert_array_equal(loaded["test"]["inputs"], test[0][order[7][:5]])
     assert loaded["test"]["labels"].dtype == np.int32
   everything = data.load(data.DigitsData(str(tmp_path / "own.npz"), 0, 0, 0, size=(6, 6)), tmp_path / "data")
   assert set(everything) == {"train", "test"}
@@ -285,9 +286,18 @@ def test_load_slices_and_round_trip(tmp_path):
 def test_load_synthetic(tmp_path):
   loaded = data.load(data.DigitsData("synthetic", 60, 20, 30, seed=4), tmp_path)
   images, labels = digits.synthetic(80, 4)
-  np.testing.assert_array_equal(loaded["train"]["inputs"], images[:60])
-  np.testing.assert_array_equal(loaded["val"]["labels"], labels[60:])
-  np.testing.assert_array_equal(loaded["test"]["inputs"], digits.synthetic(30, 5)[0])
+  order = np.random.default_rng(0).permutation(80)
+  np.testing.assert_array_equal(loaded["train"]["inputs"], images[order[:60]])
+  np.testing.assert_array_equal(loaded["val"]["labels"], labels[order[60:]])
+  np.testing.assert_array_equal(loaded["test"]["inputs"], digits.synthetic(30, 5)[0][np.random.default_rng(0).permutation(30)])
+
+
+def test_the_first_of_a_sorted_file_stand_for_all(tmp_path):
+  labels = np.repeat(np.arange(10), 30)
+  np.savez(tmp_path / "own.npz", x_train=np.zeros((300, 6, 6), np.uint8), y_train=labels,
+           x_test=np.zeros((300, 6, 6), np.uint8), y_test=labels)
+  config = data.DigitsData(source=str(tmp_path / "own.npz"), train=100, val=100, test=100, size=(6, 6))
+  assert all(len(set(part["labels"])) == 10 for part in data.load(config, tmp_path / "data").values())
 
 
 def test_negative_counts_are_refused():

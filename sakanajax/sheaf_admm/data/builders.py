@@ -108,7 +108,7 @@ def load_sudoku(box: tuple[int, int], splits: dict[str, sudoku.Split], data_dir=
 
 
 def load_digits(config, data_dir=None) -> Arrays:
-  """Digits of a `DigitsData`: the whole source is prepared once, any subset is read from it."""
+  """Digits of a `DigitsData`, in a fixed random order: the source is prepared once, any subset is read from it."""
   builder = _prepare(DigitsBuilder, _digits_recipe(config), data_dir)
   there = tuple(builder.info.features["inputs"].shape)
   if there != tuple(config.size):
@@ -122,13 +122,18 @@ def load_digits(config, data_dir=None) -> Arrays:
     )
   if config.test > test:
     raise UserError(f"digits: {config.source} has {test} test images, test {config.test} asks for more; lower it")
-  wanted = {
-      "train": f"train[:{config.train or held - config.val}]",
-      "val": f"train[{held - config.val}:]" if config.val else "",
-      "test": f"test[:{config.test or test}]",
-  }
-  out = {name: core_data.to_arrays(builder, split) for name, split in wanted.items() if split}
-  return {name: {"inputs": a["inputs"], "labels": a["labels"].astype(np.int32)} for name, a in out.items()}
+  first, second = (_shuffled(core_data.to_arrays(builder, name)) for name in ("train", "test"))
+  cut = held - config.val
+  wanted = {"train": (first, slice(config.train or cut)), "val": (first, slice(cut, held)),
+            "test": (second, slice(config.test or test))}
+  return {name: {key: array[rows] for key, array in arrays.items()} for name, (arrays, rows) in wanted.items()
+          if name != "val" or config.val}
+
+
+def _shuffled(arrays: Arrays) -> Arrays:
+  """The same examples in a fixed random order, so that the first few stand for all (MNIST's test set is two sets)."""
+  order = np.random.default_rng(0).permutation(len(arrays["labels"]))
+  return {"inputs": arrays["inputs"][order], "labels": arrays["labels"][order].astype(np.int32)}
 
 
 def _digits_recipe(config) -> Recipe:
