@@ -35,6 +35,7 @@ from pallas_kernels.twell import cpu, formats, reference, shapes, xla
 
 Implementation = Literal["cpu", "xla", "reference", "triton", "gpu", "tpu", "dense"]
 IMPLEMENTATIONS = ("cpu", "xla", "reference", "triton", "gpu", "tpu", "dense")
+_PLATFORM = {"cpu": "cpu", "triton": "gpu", "gpu": "gpu", "tpu": "tpu"}  # the others run anywhere
 DENSE_ABOVE = 0.2  # density from which dense arithmetic is faster
 
 
@@ -90,35 +91,47 @@ def ffn(
     implementation: None chooses by platform, type and number of rows.
     compression: C of TwELL, 8, 4 or 2: 31, 63 or 127 slots for 256 neurons.
     ell: slots of a row of "xla".
-    dense_above: density from which the dense layer is computed; None never computes it, so `report.lost` must be read.
+    dense_above: density from which the dense layer is computed; None never computes it inside jit, so that
+      `report.lost` must be read, and outside only where no room is enough.
 
   Returns:
     y `[..., L]` in x's dtype.
 
   Raises:
     NotImplementedError: the implementation named cannot do this here.
-    ValueError: shapes that do not fit, N beyond 65,536, or an unknown implementation or compression.
+    ValueError: shapes or types that do not fit, N beyond 65,536, or an unknown implementation, compression or room.
   """
   flat = x.reshape(-1, x.shape[-1])
   shapes.check(flat, layer.gate, layer.up, layer.down)
   formats.packed_width(layer.down.shape[0], compression)
   if implementation not in (None, *IMPLEMENTATIONS):
     raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
-  name = implementation or choose(flat.dtype, flat.shape[0])
+  if ell < 1:
+    raise ValueError(f"ell must be at least 1, got {ell}")
+  types = {array.dtype for array in jax.tree.leaves((flat, layer))}
+  if not types <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}:
+    raise ValueError(f"x and weights must be float32 or bfloat16, got {', '.join(sorted(map(str, types)))}; cast them")
+  name = implementation or choose(jnp.result_type(*types), flat.shape[0], len(types) == 1)
+  needed = _PLATFORM.get(name, platform := jax.default_backend())
+  if needed != platform:
+    raise NotImplementedError(f"implementation {name!r} needs a {needed}, this is a {platform}; None chooses what fits")
   room = {"cpu": 0, "dense": 0, "xla": min(ell, layer.down.shape[0])}.get(name, compression)
   y, report = _grow(_Config(name, room, dense_above), flat, layer)
   report = dataclasses.replace(report, nnz=report.nnz.reshape(x.shape[:-1]))
   return y.reshape(*x.shape[:-1], y.shape[-1]), report
 
 
-def choose(dtype, rows: int) -> str:
-  """Returns the implementation for this platform. Warns once when a CPU has no C++ path."""
+def choose(dtype, rows: int, uniform: bool = True) -> str:
+  """Returns the implementation for this platform; `uniform`: x and the weights have one type.
+
+  Warns once when a CPU has no C++ path.
+  """
   platform = jax.default_backend()
   if platform == "gpu":
     return "triton" if _triton_here() else "dense"
   if platform == "tpu":
     return "tpu"
-  if dtype == jnp.float32:
+  if dtype == jnp.float32 and uniform:
     if (reason := cpu.unavailable()) is None:
       return "cpu"
     _warn_no_compiler(reason)

@@ -2,7 +2,7 @@
 
 What a target cannot hold is never dropped silently: conversions into a format of limited room return (result, lost),
 where `lost` is how many entries of the original matrix the result lacks, those that the source had lost already
-included. (TwELL carries that number in its own counts.)
+included.
 
 Legend: M rows, N columns, E slots of an ELL row, Q rows of the dense tail.
 """
@@ -33,9 +33,12 @@ def pattern(sparse: Packed | Ell | Hybrid) -> jax.Array:
   return formats.decode(sparse)[1]
 
 
-def to_packed(sparse: Ell | Hybrid, compression: int = 8) -> Packed:
-  """Returns the stored entries in TwELL, rounded to bfloat16; `formats.overflow` of it says what found no slot."""
-  return formats.pack(to_dense(sparse), compression, pattern(sparse))
+def to_packed(sparse: Ell | Hybrid, compression: int = 8) -> tuple[Packed, jax.Array]:
+  """Returns (TwELL with values rounded to bfloat16, lost)."""
+  on = pattern(sparse)
+  packed = formats.pack(to_dense(sparse), compression, on)
+  counts = sparse.pattern.counts if isinstance(sparse, Hybrid) else sparse.counts
+  return packed, formats.overflow(packed) + jnp.sum(counts) - jnp.sum(on)
 
 
 def to_ell(sparse: Packed | Ell | Hybrid, capacity: int) -> tuple[Ell, jax.Array]:
@@ -50,7 +53,11 @@ def to_ell(sparse: Packed | Ell | Hybrid, capacity: int) -> tuple[Ell, jax.Array
 
 
 def to_hybrid(sparse: Packed | Ell, capacity: Capacity, dtype=jnp.float32) -> tuple[Hybrid, jax.Array]:
-  """Returns (hybrid, entries lost); `result.pattern.overflow` says how many whole rows are among them."""
+  """Returns (hybrid, entries lost); `result.pattern.overflow` says how many whole rows are among them.
+
+  Raises ValueError for more than 65,536 columns.
+  """
+  hybrid.check_columns(sparse.n)
   values, columns, used = formats.entries(sparse)
   ell = _compact(values, columns, used, capacity.ell, sparse.n)
   tail_row, rows = hybrid.assign_tail(ell.counts, capacity)
@@ -76,7 +83,7 @@ def to_bcsr(ell: Ell, nse: int | None = None) -> jsparse.BCSR:
   _, columns, used = formats.entries(ell)
   ends = jnp.cumsum(jnp.sum(used, axis=1))
   starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-  nse = int(ends[-1]) if nse is None else nse
+  nse = int(starts[-1]) if nse is None else nse
   place = jnp.where(used, starts[:-1, None] + jnp.arange(used.shape[1]), nse)
   data = jnp.zeros(nse, ell.values.dtype).at[place].set(ell.values, mode="drop")
   indices = jnp.full(nse, ell.n, jnp.int32).at[place].set(columns, mode="drop")
@@ -91,8 +98,9 @@ def from_bcsr(matrix: jsparse.BCSR, capacity: int) -> tuple[Ell, jax.Array]:
   counts = (matrix.indptr[1:] - matrix.indptr[:-1]).astype(jnp.int32)
   used = jnp.arange(capacity) < counts[:, None]
   place = jnp.where(used, starts + jnp.arange(capacity), matrix.data.size)
-  values = matrix.data.at[place].get(mode="fill", fill_value=0)
-  indices = matrix.indices.at[place].get(mode="fill", fill_value=0).astype(jnp.uint32)
+  data, columns = (jnp.pad(part, (0, 1)) for part in (matrix.data, matrix.indices))  # never empty
+  values = data.at[place].get(mode="fill", fill_value=0)
+  indices = columns.at[place].get(mode="fill", fill_value=0).astype(jnp.uint32)
   ell = Ell(values, indices, counts, matrix.shape[1])
   return ell, formats.overflow(ell)
 

@@ -19,6 +19,7 @@ import os
 import pathlib
 import platform
 import shutil
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -37,9 +38,12 @@ TIMEOUT_S = 600
 
 
 def compiler() -> str | None:
-  """Returns the C++ compiler to use: $CXX, else the first of c++, g++ and clang++ that exists; None without one."""
+  """Returns the C++ compiler to use: $CXX, else the first of c++, g++ and clang++ that exists; None without one.
+
+  $CXX may hold options, as in "g++ -m64"; then they are part of what is returned.
+  """
   names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-  return next((path for name in names if (path := shutil.which(name))), None)
+  return next((name for name in names if shlex.split(name) and shutil.which(shlex.split(name)[0])), None)
 
 
 def cache_folder() -> pathlib.Path:
@@ -59,7 +63,7 @@ def _processor() -> str:
 
 def library(cxx: str) -> pathlib.Path:
   """Returns the library's path, named by a digest of everything that shapes it."""
-  version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
+  version = subprocess.run([*shlex.split(cxx), "--version"], capture_output=True, text=True, check=False).stdout
   include = pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api"
   headers = "".join(path.read_text(encoding="utf-8") for path in sorted(include.glob("*.h")))
   parts = (SOURCE.read_text(encoding="utf-8"), headers, " ".join(FLAGS), version, _processor())
@@ -73,20 +77,33 @@ def build() -> pathlib.Path:
     raise RuntimeError("no C++ compiler (looked for $CXX, c++, g++, clang++); install one, for example g++")
   try:
     path = library(cxx)
-    if path.exists():
+    if _intact(path):
       return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
       made = _compile(cxx, pathlib.Path(folder) / path.name)
+      seal = pathlib.Path(folder) / "seal"
+      seal.write_text(_digest(made), encoding="utf-8")
       os.replace(made, path)
+      os.replace(seal, path.with_suffix(".sha256"))
   except (OSError, subprocess.SubprocessError) as error:
     raise RuntimeError(f"cannot compile {SOURCE.name} with {cxx}: {error}") from error
   return path
 
 
+def _digest(path: pathlib.Path) -> str:
+  return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _intact(path: pathlib.Path) -> bool:
+  """Whether the library is as it was built: loading a damaged one would kill the process."""
+  seal = path.with_suffix(".sha256")
+  return path.exists() and seal.exists() and seal.read_text(encoding="utf-8") == _digest(path)
+
+
 def _compile(cxx: str, path: pathlib.Path) -> pathlib.Path:
   for native in (["-march=native"], ["-mcpu=native"], []):  # not every compiler knows every processor
-    command = [cxx, *FLAGS, *native, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(path)]
+    command = [*shlex.split(cxx), *FLAGS, *native, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode == 0:
       return path

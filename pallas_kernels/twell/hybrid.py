@@ -81,11 +81,16 @@ class Hybrid:
   tail: jax.Array  # [Q, N] values; 0 where the pattern is off
 
 
+def check_columns(n: int) -> None:
+  """Raises ValueError for more columns than 16 bits can name."""
+  if n > formats.MAX_N:
+    raise ValueError(f"the hybrid format holds up to {formats.MAX_N} columns, got {n}; split the layer")
+
+
 def pattern_of(on: jax.Array, capacity: Capacity) -> Pattern:
   """Returns the pattern of a bool matrix [M, N]. Raises ValueError for more than 65,536 columns."""
   m, n = on.shape
-  if n > formats.MAX_N:
-    raise ValueError(f"the hybrid format holds up to {formats.MAX_N} columns, got {n}; split the layer")
+  check_columns(n)
   rank = jnp.cumsum(on, axis=1)
   counts = rank[:, -1].astype(jnp.int32)
   tail_row, rows = assign_tail(counts, capacity)

@@ -180,6 +180,11 @@ def dense_ffn(x, w_gate, w_up, w_down):
   return h @ w_down, jnp.sum(jnp.abs(h.astype(jnp.float32))) / x.shape[0]
 
 
+def lean_dense_ffn(x, w_gate, w_up, w_down):
+  """`dense_ffn` that keeps its projections alone, and computes what is elementwise once more: the leanest dense one."""
+  return jax.checkpoint(dense_ffn, policy=jax.checkpoint_policies.dots_saveable)(x, w_gate, w_up, w_down)
+
+
 def grown(capacity: Capacity, counts: Counts) -> Capacity:
   """Returns a capacity that would have held this step (concrete counts): a tail of twice the long rows, at most M."""
   long_rows = int(np.sum(np.asarray(counts.nnz) > capacity.ell))

@@ -128,6 +128,15 @@ class Config:
     arms_lib.check(self.arms, tuple(self.variants), self.seeds)
     if self.choice.arm and self.choice.arm not in self.variants:
       raise ValueError(f"choice.arm {self.choice.arm!r} is not among the variants {sorted(self.variants)}")
+    if self.choice.arm in self.once:
+      raise ValueError(f"choice.arm {self.choice.arm!r} must run on all seeds; take it out of once")
+    chosen = self.variants.get(self.choice.arm)
+    for arm, sections in self.variants.items():
+      if chosen is not None and sections.get("revival") and sections.get("penalty") != chosen.get("penalty"):
+        raise ValueError(f"variants.{arm} and choice.arm {self.choice.arm!r} must have one penalty, they are compared; "
+                         "set CHOSEN in configs/twell.py")
+    if any(k > self.model.hidden for k in self.evaluation.imposed):
+      raise ValueError(f"evaluation.imposed {self.evaluation.imposed} must not exceed model.hidden {self.model.hidden}")
 
 
 def of_arm(cfg: Config, arm: str) -> Config:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Outcomes = Mapping[str, Mapping[int, Mapping[str, Any]]]
-FLOOR = 1e-4  # the least dead share that a ratio divides by: one neuron in ten thousand
+FLOOR = 5e-4  # the least dead share that a ratio divides by: one of the 2,048 neurons of the small model
 
 
 def choose(validation: Mapping[str, Mapping[str, float]], base: str, limit: float) -> str:
@@ -54,14 +54,17 @@ def metrics(outcomes: Outcomes, coefficients: Mapping[str, float], chosen: str, 
     revived: the arm with re-initialisation.
   """
   rows = {arm: c for arm, c in coefficients.items() if arm in outcomes}
-  base = next(iter(rows))
-  first = min(outcomes[base])
-  out = _rows(outcomes, rows, first)
+  if not rows:
+    return {}
+  base = next((arm for arm, c in rows.items() if c == 0), None)  # without it nothing says what sparsity costs
+  first = min(outcomes[base or next(iter(rows))])
+  out = _rows(outcomes, rows, first, base)
   if len(rows) > 1:
     out |= {
         "monotone": [falls([out[f"nnz@{c:g}"][0] for c in rows.values()])],
         "dead_monotone": [grows([out[f"dead@{c:g}"][0] for c in rows.values()])],
     }
+  if len(rows) > 1 and base:
     picked = choose({arm: outcomes[arm][first] for arm in rows}, base, limit)
     out |= {"chosen_coefficient": [rows[picked]], "choice_agrees": [float(picked == chosen)]}
   if chosen in outcomes:
@@ -71,23 +74,24 @@ def metrics(outcomes: Outcomes, coefficients: Mapping[str, float], chosen: str, 
   return out
 
 
-def _rows(outcomes: Outcomes, rows: Mapping[str, float], first: int) -> dict[str, list[float]]:
+def _rows(outcomes: Outcomes, rows: Mapping[str, float], first: int, base: str | None) -> dict[str, list[float]]:
   out = {}
   for arm, c in rows.items():
     own = outcomes[arm][first]
     for key in ("nnz", "sparsity", "ce", "dead"):
       out[f"{key}@{c:g}"] = [own[f"{key}_test"]]
-    out[f"ce_increase@{c:g}"] = [increase(own["ce_test"], outcomes[next(iter(rows))][first]["ce_test"])]
+    if base:
+      out[f"ce_increase@{c:g}"] = [increase(own["ce_test"], outcomes[base][first]["ce_test"])]
   return out
 
 
-def _chosen(outcomes: Outcomes, base: str, chosen: str) -> dict[str, list[float]]:
-  seeds = sorted(set(outcomes[chosen]) & set(outcomes[base]))
+def _chosen(outcomes: Outcomes, base: str | None, chosen: str) -> dict[str, list[float]]:
+  seeds = sorted(set(outcomes[chosen]) & set(outcomes[base or chosen]))
   ours = lambda key: [outcomes[chosen][seed][f"{key}_test"] for seed in seeds]
-  theirs = [outcomes[base][seed]["ce_test"] for seed in seeds]
   out = {key: ours(key) for key in ("sparsity", "nnz", "ce", "dead")}
   out["first_position_ratio"] = ours("first_position_ratio")
-  out["ce_increase"] = [increase(a, b) for a, b in zip(out["ce"], theirs)]
+  if base:
+    out["ce_increase"] = [increase(a, outcomes[base][seed]["ce_test"]) for a, seed in zip(out["ce"], seeds)]
   named = (key for key in outcomes[chosen][seeds[0]] if key.startswith("nnz_layer") and key.endswith("_test"))
   out |= {key: ours(key) for key in sorted(name.removesuffix("_test") for name in named)}
   return out

@@ -30,7 +30,7 @@ class Penalty:
   Attributes:
     coefficient: c, at the end of the schedule.
     form: what c multiplies, see the module's docstring.
-    start: the step up to which c is 0.
+    start: the step up to which c is 0; the last one before `end` if they are equal.
     end: the step from which c is whole; in between it rises linearly. start = end = 0: whole from the first step.
   """
 
@@ -57,8 +57,9 @@ def coefficient(penalty: Penalty, step: jax.Array | int) -> jax.Array:
   """Returns c at a step, `[]` float32: 0 up to `start`, linear to the coefficient at `end`, then constant."""
   if not penalty.scheduled:
     return jnp.float32(penalty.coefficient)
-  past = (jnp.asarray(step, jnp.float32) - penalty.start) / max(penalty.end - penalty.start, 1)
-  return penalty.coefficient * jnp.clip(past, 0.0, 1.0)
+  step = jnp.asarray(step, jnp.float32)
+  past = (step - penalty.start) / max(penalty.end - penalty.start, 1)
+  return penalty.coefficient * jnp.where(step >= penalty.end, 1.0, jnp.maximum(past, 0.0))
 
 
 def l1_term(penalty: Penalty, aux: Mapping[str, Any]) -> jax.Array:

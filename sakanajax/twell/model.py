@@ -16,6 +16,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from pallas_kernels.twell import formats
 from sakanajax.nn import layer as layers
 from sakanajax.nn.attention import attention
 from sakanajax.nn.layer import Layer
@@ -77,6 +78,11 @@ class ModelConfig:
         raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
     if self.heads % (self.kv_heads or self.heads) or (not self.head_dim and self.dim % self.heads):
       raise ValueError(f"heads {self.heads} must divide dim {self.dim} and be a multiple of kv_heads {self.kv_heads}")
+    width = self.head_dim or self.dim // self.heads
+    if width % 2:
+      raise ValueError(f"heads must have an even width for rotary positions, got {width}")
+    if self.form == "hybrid" and self.hidden > formats.MAX_N:
+      raise ValueError(f"form 'hybrid' holds up to {formats.MAX_N} neurons, hidden is {self.hidden}; use form 'dense'")
     if self.form == "hybrid" and self.activation != "relu":
       raise ValueError(f"form 'hybrid' stores what a ReLU leaves, not {self.activation!r}; use form 'dense'")
 

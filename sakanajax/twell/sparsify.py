@@ -14,6 +14,7 @@ Legend: B batch, T tokens, D model width, N hidden neurons, L layers.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
 from typing import Any, Iterator, NamedTuple
@@ -116,6 +117,7 @@ def save(
   """Writes packed params: model.safetensors, tokenizer.json and, last, config.json; each whole or not at all."""
   folder = pathlib.Path(folder)
   weights.write(folder / weights.SINGLE, {name: np.asarray(leaf) for name, leaf in _named(params)})
+  digest = _digest(folder / weights.SINGLE)
   if tokenizer is not None and not _is_bytes(tokenizer):
     files.write_text(folder / "tokenizer.json", tokenizer.json)
   described = None
@@ -123,7 +125,7 @@ def save(
     kind = "bytes" if _is_bytes(tokenizer) else "tokenizer.json"
     described = {"kind": kind, "eos": tokenizer.eos, "template": tokenizer.template}
   files.write_json(folder / "config.json", {
-      "format": FORMAT, "version": VERSION, "model": config_lib.to_dict(cfg), "tokenizer": described})
+      "format": FORMAT, "version": VERSION, "model": config_lib.to_dict(cfg), "tokenizer": described, "sha256": digest})
   return folder
 
 
@@ -136,8 +138,16 @@ def load(folder: str | os.PathLike, **options: Any) -> Model:
   if content.get("version") != VERSION:
     raise UserError(f"{folder} has format version {content.get('version')!r}, not {VERSION}; pack the model again")
   cfg = config_lib.from_config(ModelConfig, content.get("model"), f"{folder / 'config.json'}: model")
+  if cfg.activation != "relu":
+    raise UserError(f"{folder / 'config.json'}: a packed model has activation 'relu', not {cfg.activation!r}")
+  if content.get("sha256") != _digest(folder / weights.SINGLE):
+    raise UserError(f"{folder / weights.SINGLE} is damaged or not that of its config.json; pack the model again")
   shapes = jax.eval_shape(lambda: sparsify(models.language_model(cfg).init(jax.random.key(0)), "relu"))
   stored = weights.open_folder(folder)
+  wanted = {name for name, _ in _named(shapes)}
+  if wanted != set(stored.names):
+    raise UserError(f"{folder}: config.json does not describe the tensors of {weights.SINGLE}: "
+                    f"{', '.join(sorted(wanted ^ set(stored.names)))}; pack the model again")
   leaves = [jnp.asarray(stored.get(name, leaf.shape)) for name, leaf in _named(shapes)]
   params = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
   return Model(sparse_lm(cfg, **options), params, cfg, _tokenizer(folder, content.get("tokenizer")))
@@ -157,6 +167,8 @@ def read(source: str | os.PathLike, activation: str = "") -> Model:
   folder = pathlib.Path(source).expanduser()
   folder = folder.parent if folder.suffix == ".safetensors" else folder
   content = files.read_json(folder / "config.json")
+  if isinstance(content, dict) and content.get("format") == FORMAT:
+    raise UserError(f"{folder} is packed already; give the model that it was made from, or use load()")
   said = activation or (content.get("hidden_act", "silu") if isinstance(content, dict) else "silu")
   if said != "relu":
     raise UserError(f"{folder}: hidden_act {said!r} leaves no zeros to skip; give a model that was trained with ReLU "
@@ -170,6 +182,14 @@ def _named(tree: PyTree) -> Iterator[tuple[str, Any]]:
   """Yields ("body.ffn.layer.gate", leaf) in the order of jax's pytrees."""
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     yield ".".join(str(getattr(entry, "key", getattr(entry, "name", entry))) for entry in path), leaf
+
+
+def _digest(path: pathlib.Path) -> str:
+  try:
+    with path.open("rb") as file:
+      return hashlib.file_digest(file, "sha256").hexdigest()
+  except OSError as error:
+    raise UserError(f"cannot read {path}: {error.strerror}; pack the model again") from error
 
 
 def _is_bytes(tokenizer: Tokenizer) -> bool:

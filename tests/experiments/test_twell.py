@@ -71,13 +71,21 @@ def test_configs_name_what_they_do_not_know():
   for section, words in (({"model": {"depth": 3}}, "depth"), ({"data": {}}, "data")):
     with pytest.raises(UserError, match=f"config.variants.x.*{words}"):
       configs.of_arm(dataclasses.replace(cfg, variants=dict(cfg.variants) | {"x": section}), "x")
-  with pytest.raises(ValueError, match="nobody"):
-    dataclasses.replace(cfg, choice=configs.Choice("nobody"))
+  for choice, words in (("nobody", "nobody"), ("c4e-3", "take it out of once"), ("c0", "one penalty")):
+    with pytest.raises(ValueError, match=words):
+      dataclasses.replace(cfg, choice=configs.Choice(choice))
+  with pytest.raises(ValueError, match="imposed"):
+    dataclasses.replace(cfg, evaluation=configs.Evaluation(imposed=(2000,)))
+  with pytest.raises(ValueError, match="even width"):
+    dataclasses.replace(cfg.model, head_dim=3)
+  with pytest.raises(ValueError, match="65536 neurons"):
+    dataclasses.replace(cfg.model, hidden=70_000, form="hybrid")
 
 
 def test_the_choice_does_not_touch_finished_arms():
   cfg = config("sweep,cpu")
-  other = dataclasses.replace(cfg, choice=configs.Choice("c4e-3"), once=())
+  variants = dict(cfg.variants) | {"revive": cfg.variants["revive"] | {"penalty": cfg.variants["c4e-3"]["penalty"]}}
+  other = dataclasses.replace(cfg, choice=configs.Choice("c4e-3"), once=(), variants=variants)
   unit = Unit("c2e-3", 0, None, 1.0)
   assert units.essence(twell.EXPERIMENT, cfg, unit) == units.essence(twell.EXPERIMENT, other, unit)
 

@@ -141,12 +141,25 @@ def test_a_nan_passes():
     assert np.isnan(y[2]).all() and np.isfinite(np.delete(y, 2, 0)).all() and int(report.nnz[2]) == 600
 
 
+def test_weights_of_another_type_are_no_reason_to_fail():
+  x, layer, expected = problem()
+  y, report = api.ffn(x, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer))
+  assert report.implementation in ("xla", "dense") and y.dtype == jnp.float32
+  np.testing.assert_allclose(y, expected, atol=3e-2 * np.abs(expected).max())
+
+
 def test_what_cannot_be_done_is_refused():
   x, layer, _ = problem()
   with pytest.raises(ValueError, match="implementation"):
     api.ffn(x, layer, implementation="fast")
   with pytest.raises(ValueError, match="compression"):
     api.ffn(x, layer, compression=3)
+  with pytest.raises(ValueError, match="ell must be at least 1, got 0"):
+    api.ffn(x, layer, implementation="xla", ell=0)
+  with pytest.raises(ValueError, match="float32 or bfloat16, got float32, int32"):
+    api.ffn(jnp.ones(x.shape, int), layer)
+  with pytest.raises(NotImplementedError, match="'tpu' needs a tpu, this is a cpu"):
+    api.ffn(x, layer, implementation="tpu")
   with pytest.raises(ValueError, match="w_up"):
     api.ffn(x, layer._replace(up=layer.up.T))
   if cpu.compiler() is not None:

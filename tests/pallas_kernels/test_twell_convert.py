@@ -95,8 +95,9 @@ def test_there_and_back():
   held, lost = to_hybrid(twell(), Capacity(150, 4), jnp.bfloat16)
   assert int(lost) == int(formats.overflow(twell())) > 0
   values, on = problems.unpack(twell())
-  for packed in (to_packed(held, 2), to_packed(to_ell(held, 600)[0], 2)):
+  for packed, lost in (to_packed(held, 2), to_packed(to_ell(held, 600)[0], 2)):
     again = problems.unpack(packed)
+    assert int(lost) == 0
     problems.same_bits(again[0], values)
     np.testing.assert_array_equal(again[1], on)
 
@@ -104,6 +105,25 @@ def test_there_and_back():
 def test_hybrid_to_ell_counts_dropped_rows():
   ell, lost = to_ell(pack(TIGHT), 60)
   assert int(lost) == ON.sum() - problems.unell(ell)[1].sum() > 0
+
+
+def test_twell_of_what_is_not_whole_counts_what_was_lost_before():
+  for held in (pack(TIGHT), to_ell(pack(WIDE), 20)[0]):
+    packed, lost = to_packed(held, 8)
+    assert int(lost) == ON.sum() - problems.unpack(packed)[1].sum() > int(formats.overflow(packed))
+
+
+def test_columns_that_sixteen_bits_cannot_name_are_refused():
+  wide = formats.Ell(jnp.ones((1, 1)), jnp.full((1, 1), 69_999, jnp.uint32), jnp.ones(1, jnp.int32), 70_000)
+  with pytest.raises(ValueError, match="65536 columns, got 70000"):
+    convert.to_hybrid(wide, WIDE)
+
+
+def test_bcsr_of_nothing():
+  empty = formats.to_ell(jnp.zeros((3, 5)), 2)
+  back, lost = convert.from_bcsr(convert.to_bcsr(empty), 2)
+  jax.tree.map(np.testing.assert_array_equal, back, empty)
+  assert int(lost) == 0 and convert.to_bcsr(formats.to_ell(jnp.zeros((0, 5)), 2)).shape == (0, 5)
 
 
 @pytest.mark.parametrize("spare", [0, 100])

@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -160,6 +161,21 @@ def test_the_library_is_named_by_what_it_was_made_from(monkeypatch):
   assert cpu.library(cxx) == first == cpu.build()
   monkeypatch.setattr(cpu, "FLAGS", (*cpu.FLAGS, "-DOTHER"))
   assert cpu.library(cxx) != first
+
+
+@needs_compiler
+def test_a_damaged_library_is_built_again(monkeypatch, tmp_path):
+  monkeypatch.setenv("SAKANAJAX_CACHE", str(tmp_path))
+  whole = cpu.build().read_bytes()
+  cpu.build().write_bytes(whole[:1000])
+  assert cpu.build().read_bytes()[:4] == whole[:4] and len(cpu.build().read_bytes()) > 1000
+  assert sorted(path.suffix for path in cpu.cache_folder().iterdir()) == [".sha256", ".so"]
+
+
+@needs_compiler
+def test_a_compiler_may_be_named_with_options(monkeypatch):
+  monkeypatch.setenv("CXX", "g++ -m64")
+  assert cpu.compiler() == ("g++ -m64" if shutil.which("g++") else None)
 
 
 def test_the_command_says_what_it_did():

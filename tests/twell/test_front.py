@@ -7,10 +7,12 @@ import pytest
 from sakanajax.twell import front
 
 
-def row(ce, nnz, dead=0.0, n=100):
-  both = {"ce": ce, "nnz": nnz, "dead": dead, "sparsity": 1 - nnz / n, "first_position_ratio": 2.0, "nnz_layer0": nnz}
-  return {f"{key}_{split}": value + (0.001 if split == "valid" and key == "ce" else 0) for key, value in both.items()
-          for split in ("valid", "test")}
+def row(ce, nnz, dead=0.0, n=100, **valid):
+  """An outcome whose scores on test are given; on validation they are others unless given, too."""
+  test = {"ce": ce, "nnz": nnz, "dead": dead, "sparsity": 1 - nnz / n, "first_position_ratio": 2.0, "nnz_layer0": nnz}
+  seen = {key: value + 0.001 if key == "ce" else 3 * value + 0.1 for key, value in test.items()}
+  both = {f"{key}_test": value for key, value in test.items()} | {f"{key}_valid": value for key, value in seen.items()}
+  return both | valid
 
 
 def test_the_sparsest_that_is_good_enough_is_chosen():
@@ -43,6 +45,22 @@ def test_the_metrics_of_a_sweep():
   assert got["first_position_ratio"] == [2.0, 2.0] and got["nnz_layer0"] == [10, 12]
   other = front.metrics(outcomes, {"c0": 0.0, "c1": 0.001, "c2": 0.01}, "c2", 0.03)
   assert other["choice_agrees"] == [0.0] and other["sparsity"] == [0.99]  # only the seeds that both have
+
+
+def test_the_choice_looks_at_validation_alone():
+  outcomes = {
+      "c0": {0: row(2.0, 40)}, "c1": {0: row(2.0, 10, nnz_valid=5)}, "c2": {0: row(2.0, 1, nnz_valid=9)},
+      "c3": {0: row(2.0, 1, nnz_valid=1, ce_valid=2.1)}}
+  got = front.metrics(outcomes, {"c0": 0.0, "c1": 0.001, "c2": 0.01, "c3": 0.1}, "c1", 0.03)
+  assert got["chosen_coefficient"] == [0.001] and got["nnz"] == [10]
+
+
+def test_without_the_arm_without_a_penalty_nothing_is_said_about_its_cost():
+  outcomes = {"c1": {0: row(2.0, 10)}, "c2": {0: row(2.5, 1)}}
+  got = front.metrics(outcomes, {"c0": 0.0, "c1": 0.001, "c2": 0.01}, "c1", 0.03)
+  assert not any("increase" in key or "choice" in key for key in got)
+  assert got["nnz"] == [10] and got["monotone"] == [1.0]
+  assert front.metrics({"silu": {0: row(2.0, 10)}}, {"c0": 0.0}, "c1", 0.03) == {}
 
 
 def test_a_part_of_the_arms_gives_a_part_of_the_keys():

@@ -36,7 +36,7 @@ def test_loss_is_cross_entropy_plus_the_penalty_in_both_forms(tiny):
     (0, 0, (0, 1, 10**6), (2.0, 2.0, 2.0)),
     (10, 30, (0, 10, 15, 20, 30, 99), (0.0, 0.0, 0.5, 1.0, 2.0, 2.0)),
     (0, 4, (0, 1, 4, 5), (0.0, 0.5, 2.0, 2.0)),
-    (5, 5, (5, 6, 7), (0.0, 2.0, 2.0)),
+    (5, 5, (4, 5, 6), (0.0, 2.0, 2.0)),
 ])
 def test_the_schedule_in_closed_form(start, end, steps, want):
   got = [float(losses.coefficient(Penalty(2.0, start=start, end=end), jnp.int32(step))) for step in steps]

@@ -93,14 +93,20 @@ def test_a_folder_that_is_not_ours_is_refused(trained, tmp_path):
   folder = sparsify.save(tmp_path / "m", sparsify.sparsify(trained[0], "relu"), TINY)
   config = json.loads((folder / "config.json").read_text())
   for change, words in (({"format": "other"}, "not a packed model"), ({"version": 9}, "version 9"),
-                        ({"model": config["model"] | {"hidden": 25}}, "shape")):
+                        ({"model": config["model"] | {"hidden": 25}}, "shape"),
+                        ({"model": config["model"] | {"gated": False}}, "up"),
+                        ({"model": config["model"] | {"activation": "silu"}}, "'relu', not 'silu'")):
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(UserError, match=words):
       sparsify.load(folder)
   (folder / "config.json").write_text(json.dumps(config))
-  (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:200])
-  with pytest.raises(UserError, match="damaged"):
-    sparsify.load(folder)
+  whole = (folder / "model.safetensors").read_bytes()
+  for damaged in (whole[:200], whole[:-1] + bytes([whole[-1] ^ 1])):
+    (folder / "model.safetensors").write_bytes(damaged)
+    with pytest.raises(UserError, match="damaged"):
+      sparsify.load(folder)
+  with pytest.raises(UserError, match="packed already"):
+    sparsify.read(folder)
 
 
 def llama_folder(folder, activation):

@@ -76,7 +76,7 @@ def test_saved_bytes_by_hand():
   m, n, e, q = shape.m, shape.n, room.ell, room.tail
   # columns 2, P and R 2 each; counts and places 4 each; the tail twice, with a bit for each entry and its row's number
   assert got["backward_bytes_hybrid"] == m * e * 6 + m * 8 + q * n * 4 + q * n // 8 + q * 4
-  assert got["backward_bytes_dense"] >= 3 * m * n * 2
+  assert got["backward_bytes_dense"] == 2 * m * n * 2 < got["backward_bytes_autodiff"]  # both projections in bfloat16
   assert got["backward_bytes_ratio"] == got["backward_bytes_dense"] / got["backward_bytes_hybrid"]
 
 
