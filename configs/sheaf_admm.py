@@ -2,12 +2,12 @@
 
   python -m experiments.sheaf_admm --config=configs/sheaf_admm.py:maze,cpu --workdir=runs/maze --jobs=2
 
-What a `cpu` run costs on two cores (--jobs=2), and what to expect of the method's average weights:
-  maze     25 agents on 11x11 mazes, tested on 11x11 and 23x23
-  sudoku   18 agents on 6x6 Sudokus
-  sudoku9  27 agents on 9x9 Sudokus, short of data and time on purpose: cell accuracy at equal samples
-  mnist    81 agents on real MNIST digits, tested on larger canvases
-  speed    the Laplacian at the paper's Sudoku size, two ways
+What a `cpu` run does and about costs on two quiet cores (--jobs=2); the table of README.md has the numbers to expect:
+  maze     25 agents on 11x11 mazes, tested on 11x11 and 23x23; an hour
+  sudoku   18 agents on 6x6 Sudokus; one hour
+  sudoku9  27 agents on 9x9 Sudokus, short of data and time on purpose: accuracy of empty cells at equal samples; ten minutes
+  mnist    81 agents on real MNIST digits, tested on larger canvases; an hour
+  speed    the Laplacian at the paper's Sudoku size, two ways; a minute
 `smoke` runs in seconds and claims nothing; `gpu` is sized for ten minutes of one H200; `paper` is the released recipe.
 """
 

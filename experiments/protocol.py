@@ -47,6 +47,7 @@ class Claim(NamedTuple):
   bar: tuple[float | None, float | None] | None = None  # None: the bar in the result's `expect`
   baseline_metric: str = ""  # the key that `metric` must beat for "direction only"
   direction: Literal["higher", "lower"] = "higher"
+  scaled: str = ""  # our setting at scale cpu, in words, where it is not the paper's
 
 
 class ModeFlags(NamedTuple):

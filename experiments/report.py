@@ -68,7 +68,9 @@ class Row(NamedTuple):
       return ""
     seeds = len(result_lib.values(self.entry.result, self.claim.metric))
     bar = f", bar {result_lib.show_bar(self.bar)}" if self.bar else ""
-    return f"{seeds} seed{'s' if seeds != 1 else ''}, {self.entry.result['scale']}{bar}"
+    scale = self.entry.result["scale"]
+    where = f"; {self.claim.scaled}" if self.claim.scaled and scale == "cpu" else ""
+    return f"{seeds} seed{'s' if seeds != 1 else ''}, {scale}{bar}{where}"
 
   @property
   def ours(self) -> str:
@@ -212,7 +214,7 @@ def readme_table(root: pathlib.Path) -> str:
         result = row.entry.result
         link = f"[{row.verdict}](results/{section.name}/{result['task']}.{result['scale']}.json)"
       claim = row.claim
-      lines.append((section.name, claim.statement, claim.published, row.ours, row.baseline, link))
+      lines.append((section.name, claim.statement, f"{claim.published} ({claim.setting})", row.ours, row.baseline, link))
   return "\n".join(_pipe(("paper", "claim", "published", "ours (mean ± sd)", "baseline", "verdict"), lines))
 
 

@@ -179,7 +179,7 @@ EXPERIMENT = Experiment(
     arm_config=alone,
     claims=(
         Claim("sweep", "An L1 penalty makes a ReLU model sparse at almost no cost", "99.5 % zeros (29 of 5632 active)",
-              "1.5B parameters, c = 2e-5", "sparsity", baseline_metric="sparsity_c0"),
+              "1.5B parameters, c = 2e-5", "sparsity", baseline_metric="sparsity_c0", scaled="2 layers of 1,024 neurons"),
         Claim("sweep", "... which cross-entropy hardly notices", "2.255 to 2.297 (+1.9 %)", "1.5B parameters, c = 2e-5",
               "ce_increase", direction="lower"),
         Claim("sweep", "Sparsity grows with the coefficient", "911 to below 1 active neurons over c = 0 to 1e-4",

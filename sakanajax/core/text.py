@@ -138,7 +138,8 @@ def tokenize(corpus: Corpus, tokenizer: Encoder, split: str = "train") -> Tokens
     _write(corpus, tokenizer, place)
     found = _read(place, split)
   if found is None or len(found.ids) < 2:
-    raise UserError(f"{corpus.name}: no document falls into the split {split!r}; give more or longer texts")
+    raise UserError(f"{corpus.name}: no document falls into the split {split!r}: a hash of its text decides "
+                    "where each goes; give more documents, a hundred are enough")
   return found
 
 

@@ -53,12 +53,14 @@ def fit(cfg: Config, *, seed: int, workdir, fingerprint: str = "", desc: str = "
         ) -> train.TrainState:
   """Trains the arm, resuming from `workdir`; see `core.train.fit`.
 
+  All splits are read first, so that an empty one is not found after the training.
+
   When the hybrid form has no room for a step's rows, the run goes back to its last checkpoint and repeats the steps
   since then with twice the tail, until the tail holds all rows; then what still is not finite is the model's own fault.
   """
   tokenizer = texts.tokenizer_of(cfg.data)
   check_vocabulary(cfg, tokenizer.vocab_size)
-  ids = texts.tokens(cfg.data, tokenizer, "train")
+  ids, *_ = [texts.tokens(cfg.data, tokenizer, split) for split in ("train", "valid", "test")]
   batch_fn = texts.batches(ids, cfg.train.batch_size, cfg.data.length, seed)
   params = jax.jit(model_of(cfg).init)(jax.random.key(seed))
   mesh = mesh_lib.make_mesh(cfg.mesh) if cfg.mesh != mesh_lib.MeshConfig() or jax.process_count() > 1 else None

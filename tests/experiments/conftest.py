@@ -71,7 +71,7 @@ EXPERIMENT = launch.Experiment(
     dry_run=lambda cfg: [{"arm": arm, "params": 12345, "seconds": 1.5} for arm in cfg.arms],
     modes={"inspect": lambda cfg, flags: print("inspecting", flags.input, flags.out)},
     claims=(
-        launch.Claim("a", "the net is accurate", "99.0 %", "19x19", "acc", baseline_metric="acc_base"),
+        launch.Claim("a", "the net is accurate", "99.0 %", "19x19", "acc", baseline_metric="acc_base", scaled="9x9"),
         launch.Claim("b", "the other task <works>", "50 %", "9x9", "acc", bar=(0.99, None), baseline_metric="acc_base"),
     ),
     paper="A Fake Paper",

@@ -159,7 +159,7 @@ def test_readme_is_renewed_between_its_markers(house, capsys):
   assert report.main(["--readme"]) == launch.OK
   text = (house / "README.md").read_text()
   assert text.startswith("# Title\n") and text.endswith("\nThe end.\n") and "old" not in text
-  assert "| fakepaper | the net is accurate | 99.0 % | 0.91 ± 0.014 (2 seeds, cpu, bar >= 0.85) |" in text
+  assert "| fakepaper | the net is accurate | 99.0 % (19x19) | 0.91 ± 0.014 (2 seeds, cpu, bar >= 0.85; 9x9) |" in text
   assert "[reproduced](results/fakepaper/a.cpu.json)" in text and "0.123" not in text
   assert report.main(["--readme"]) == launch.OK and "was up to date" in capsys.readouterr().out
   assert (house / "README.md").read_text() == text

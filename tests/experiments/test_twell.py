@@ -207,11 +207,15 @@ def test_dry_runs_have_a_row_for_every_arm():
 
 
 @pytest.mark.parametrize("change,named", [
-    ("--config.penalty.coefficient=-1", "coefficient"), ("--config.data.source=nowhere", "nowhere")])
+    ("--config.penalty.coefficient=-1", "coefficient"), ("--config.data.source=nowhere", "nowhere"),
+    ("--config.data.source=ONE", "split 'valid'")])
 def test_bad_input_is_one_line_and_code_2(tmp_path, change, named):
+  (tmp_path / "one.txt").write_text("a single document of two lines\nfalls into the split train " * 9)
+  change = change.replace("ONE", str(tmp_path / "one.txt"))
   command = [sys.executable, "-m", "experiments.twell", "--config=configs/twell.py:sweep,smoke",
              f"--workdir={tmp_path / 'run'}", "--arms=c0", change]
   environment = os.environ | {"JAX_PLATFORMS": "cpu"}
   done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
   lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
   assert done.returncode == 2 and len(lines) == 1 and named in lines[0], done.stderr
+  assert not list((tmp_path / "run").rglob("metrics.jsonl"))
