@@ -31,7 +31,7 @@ def direct(f, w, rho, gamma):
 
 def kernel(f, w):
   """The nearest point of ker F."""
-  return w - (np.linalg.pinv(f) @ (f @ w.ravel())).reshape(w.shape)
+  return w - np.linalg.lstsq(f, f @ w.ravel(), rcond=1e-9)[0].reshape(w.shape)  # pinv's own cutoff can be too low
 
 
 def sudoku(init="soft_slice", box=(3, 3), width=2):
