@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Literal, NamedTuple
 
+from sakanajax.core import files
 from sakanajax.core.errors import UserError
 
 _TIMEOUT_S = 900
@@ -181,10 +182,10 @@ def _whole(asset: Asset, place: pathlib.Path) -> bool:
 
 def _hash(asset: Asset, folder: pathlib.Path, inside: str) -> str:
   """Returns the sha256 of the one file, or of the lines "path sha256" of the files that fit the pattern."""
-  files = paths(asset, folder, inside)
+  found = paths(asset, folder, inside)
   if _root(inside) is None:
-    return _sha256(files[0]) if files else ""
-  lines = (f"{path.relative_to(folder).as_posix()} {_sha256(path)}\n" for path in files)
+    return files.digest_of_file(found[0]) if found else ""
+  lines = (f"{path.relative_to(folder).as_posix()} {files.digest_of_file(path)}\n" for path in found)
   return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -220,11 +221,6 @@ def _publish(asset: Asset, ready: pathlib.Path, place: pathlib.Path) -> None:
   except OSError:
     if not _whole(asset, place):
       raise
-
-
-def _sha256(path: pathlib.Path) -> str:
-  with path.open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Package(NamedTuple):

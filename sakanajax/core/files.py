@@ -59,3 +59,9 @@ def digest(content: Any) -> str:
   """Returns the sha256 of the canonical JSON form of `content` (key order does not matter)."""
   text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
   return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def digest_of_file(path: str | os.PathLike) -> str:
+  """Returns the sha256 of a file's bytes, read in pieces. Raises OSError."""
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()

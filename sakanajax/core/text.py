@@ -317,8 +317,7 @@ def _content(corpus: Corpus) -> str:
   parts = []
   for file in corpus.files:
     try:
-      with file.path.open("rb") as stream:
-        parts.append([file.name, file.alone, hashlib.file_digest(stream, "sha256").hexdigest()])
+      parts.append([file.name, file.alone, files.digest_of_file(file.path)])
     except OSError as error:
       raise UserError(f"cannot read {file.path}: {error.strerror or error}") from error
   return files.digest(parts)

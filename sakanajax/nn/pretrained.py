@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -180,8 +179,7 @@ def _folder(source: str | os.PathLike) -> pathlib.Path:
 def _from_gguf(path: pathlib.Path) -> pathlib.Path:
   """De-quantises the file into the cache, unless that was done before, and returns the folder."""
   try:
-    with path.open("rb") as file:
-      folder = assets.cache_dir() / "models" / hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    folder = assets.cache_dir() / "models" / files.digest_of_file(path)[:32]
   except OSError as error:
     raise UserError(f"cannot read {path}: {error.strerror or error}") from error
   if not (folder / "config.json").is_file():

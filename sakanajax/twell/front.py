@@ -48,7 +48,7 @@ def metrics(outcomes: Outcomes, coefficients: Mapping[str, float], chosen: str, 
 
   Args:
     outcomes: of all arms.
-    coefficients: arms of the sweep with their coefficients, rising, the first of them 0.
+    coefficients: arms of the sweep with their coefficients, rising; one of them is 0, or nothing is said about the cost.
     chosen: the arm that ran on all seeds as the chosen one.
     limit: of `choose`.
     revived: the arm with re-initialisation.

@@ -14,7 +14,6 @@ Legend: B batch, T tokens, D model width, N hidden neurons, L layers.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pathlib
 from typing import Any, Iterator, NamedTuple
@@ -186,8 +185,7 @@ def _named(tree: PyTree) -> Iterator[tuple[str, Any]]:
 
 def _digest(path: pathlib.Path) -> str:
   try:
-    with path.open("rb") as file:
-      return hashlib.file_digest(file, "sha256").hexdigest()
+    return files.digest_of_file(path)
   except OSError as error:
     raise UserError(f"cannot read {path}: {error.strerror}; pack the model again") from error
 
